@@ -1,0 +1,93 @@
+package subjects
+
+import "github.com/berth-dev/berth/schemas/ids"
+
+// Request is where a frontend publishes a durable request.
+func Request(t ids.Tenant, f ids.Frontend, verb string) string {
+	return Prefix + "request." + tok(t) + "." + tok(f) + "." + tok(verb)
+}
+
+// Session is the subject of one event of a session.
+func Session(t ids.Tenant, s ids.SessionKey, event string) string {
+	return Prefix + "session." + tok(t) + "." + tok(s) + "." + tok(event)
+}
+
+// HostEvent is the subject of one event of a host.
+func HostEvent(h ids.Host, event string) string {
+	return Prefix + "host." + tok(h) + "." + tok(event)
+}
+
+// PoolEvent is the subject of one event of a pool.
+func PoolEvent(t ids.Template, event string) string {
+	return Prefix + "pool." + tok(t) + "." + tok(event)
+}
+
+// TimerSet is where a timer is armed; one subject per timer.
+func TimerSet(t ids.Tenant, s ids.SessionKey, kind string) string {
+	return Prefix + "timer.set." + tok(t) + "." + tok(s) + "." + tok(kind)
+}
+
+// TimerDue is where the timer appears when it is due.
+func TimerDue(t ids.Tenant, s ids.SessionKey, kind string) string {
+	return Prefix + "timer.due." + tok(t) + "." + tok(s) + "." + tok(kind)
+}
+
+// Audit is the subject of an audit record of a service. An empty tenant or
+// session, not known, is written "none".
+func Audit(service string, t ids.Tenant, s ids.SessionKey) string {
+	return Prefix + "audit." + tok(service) + "." + orNone(t) + "." + orNone(s)
+}
+
+// Usage is the subject of a usage sample.
+func Usage(t ids.Tenant, s ids.SessionKey) string {
+	return Prefix + "usage." + tok(t) + "." + tok(s)
+}
+
+// Dead is where a service puts what it could not handle.
+func Dead(service string) string { return Prefix + "dead." + tok(service) }
+
+// RPC is the subject on which caller calls a service's method.
+func RPC(service, method string, caller Caller) string {
+	return Prefix + "rpc." + tok(service) + "." + tok(method) + "." + caller.Token()
+}
+
+// HostRPC is the subject on which caller calls a method of one host.
+func HostRPC(h ids.Host, method string, caller Caller) string {
+	return Prefix + "rpc.host." + tok(h) + "." + tok(method) + "." + caller.Token()
+}
+
+// Endpoints are the subjects on which the method is served, one per shape of
+// caller; h is the host for methods of "host" and empty otherwise.
+func (m Method) Endpoints(h ids.Host) []string {
+	base := Prefix + "rpc." + tok(m.Service) + "."
+	if m.Service == "host" {
+		base += tok(h) + "."
+	}
+	base += tok(m.Name)
+	one, two := false, false
+	for _, w := range m.Callers {
+		if w == AnyFrontend {
+			two = true
+		} else {
+			one = true
+		}
+	}
+	var out []string
+	if one {
+		out = append(out, base+".*")
+	}
+	if two {
+		out = append(out, base+".*.*")
+	}
+	return out
+}
+
+// BoxSubject is a subject of the data plane of one epoch of a session.
+func BoxSubject(s ids.SessionKey, e ids.Epoch, method string) string {
+	return Prefix + "box." + tok(s) + "." + tok(e.String()) + "." + tok(method)
+}
+
+// BoxFrames is where a host publishes the frames of a stream for a client.
+func BoxFrames(client Caller, stream ids.StreamID) string {
+	return client.Inbox() + ".box." + tok(stream)
+}
