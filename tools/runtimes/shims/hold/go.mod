@@ -1,0 +1,3 @@
+module github.com/berth-dev/berth/tools/runtimes/shims/hold
+
+go 1.26.0
