@@ -1,0 +1,213 @@
+package core
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the code decides into testdata")
+
+var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func testPolicy() Policy {
+	small := Limits{CPUMillis: 1000, MemoryBytes: 1 << 30, Pids: 512, DiskBytes: 10 << 30}
+	return Policy{
+		Tiers: []string{"container", "gvisor"},
+		Templates: map[string]Template{
+			"python": {Image: "python", Tier: "gvisor", Limits: small},
+			"quick":  {Image: "python", Tier: "container", Limits: small},
+			"vm":     {Image: "python", Tier: "microvm", Limits: small},
+			"none":   {Image: "none", Tier: "null", Limits: small},
+		},
+		Plans: map[string]Plan{
+			"free":   {Template: "python", Templates: []string{"quick", "vm"}, Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour, Limits: Limits{MemoryBytes: 256 << 20}},
+			"paused": {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Paused: "the invoice of May is open"},
+		},
+	}
+}
+
+// TestDecisions runs testdata/*.txt: an event, a line of dashes, and what is
+// decided. Run with -rewrite to accept what the code says now.
+func TestDecisions(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.txt")
+	if len(files) == 0 {
+		t.Fatal("testdata holds no scripts")
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
+	}
+}
+
+func runScript(t *testing.T, file string) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, block := range strings.Split(strings.TrimSpace(string(raw)), "\n\n") {
+		var input []string
+		for _, line := range strings.Split(block, "\n") {
+			if line == "----" {
+				break
+			}
+			input = append(input, line)
+		}
+		fmt.Fprintf(&out, "%s\n", strings.Join(input, "\n"))
+		if last := input[len(input)-1]; !strings.HasPrefix(last, "#") {
+			fmt.Fprintf(&out, "----\n%s", decideLine(t, last))
+		}
+		out.WriteByte('\n')
+	}
+	got := strings.TrimSpace(out.String()) + "\n"
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if got != string(raw) {
+		t.Errorf("%s is not what the code decides; got:\n%s", file, got)
+	}
+}
+
+// decideLine reads "verb key=value ..." and prints the commands and the refusal.
+func decideLine(t *testing.T, line string) string {
+	words := strings.Fields(line)
+	args := map[string]string{}
+	for _, w := range words[1:] {
+		k, v, _ := strings.Cut(w, "=")
+		args[k] = v
+	}
+	now := epoch0.Add(dur(t, args["now"]))
+	cmds, err := Decide(testPolicy(), readEvent(t, words[0], args, now), now)
+	var out strings.Builder
+	for _, c := range cmds {
+		out.WriteString(render(c) + "\n")
+	}
+	if err != nil {
+		fmt.Fprintf(&out, "refused: %v\n", err)
+	}
+	if out.Len() == 0 {
+		out.WriteString("nothing\n")
+	}
+	return out.String()
+}
+
+func readEvent(t *testing.T, verb string, a map[string]string, now time.Time) Event {
+	ref := &corev1.SessionRef{Tenant: "acme", Session: "s1", Generation: stamp(t, a["gen"]), Epoch: stamp(t, a["epoch"])}
+	rev, _ := strconv.ParseUint(a["rev"], 10, 64)
+	timer := &lifecyclev1.Timer{Session: ref, Kind: a["kind"], Revision: rev,
+		Idle: durationpb.New(dur(t, a["idle"])), Retention: durationpb.New(dur(t, a["retention"]))}
+	record := &schedulerv1.SessionRecord{Session: ref, Revision: rev, Host: "h1",
+		State:     corev1.State(corev1.State_value["STATE_"+strings.ToUpper(a["state"])]),
+		ChangedAt: timestamppb.New(epoch0.Add(dur(t, a["changed"]))),
+		Terms:     &corev1.Terms{Idle: timer.Idle, Retention: timer.Retention}}
+	since := epoch0.Add(dur(t, a["since"]))
+	switch verb {
+	case "open":
+		return openEvent(t, a)
+	case "active", "renewed", "asleep", "deleted":
+		return Scheduled{schedulerEvent(verb, ref, rev, timer, now)}
+	case "due":
+		if a["now-gen"] != "" {
+			record.Session = &corev1.SessionRef{Tenant: "acme", Session: "s1", Generation: stamp(t, a["now-gen"]), Epoch: ref.Epoch}
+		}
+		if a["now-epoch"] != "" {
+			record.Session = &corev1.SessionRef{Tenant: "acme", Session: "s1", Generation: ref.Generation, Epoch: stamp(t, a["now-epoch"])}
+		}
+		if a["now-rev"] != "" {
+			record.Revision, _ = strconv.ParseUint(a["now-rev"], 10, 64)
+		}
+		if a["state"] == "" {
+			record = nil
+		}
+		return TimerDue{timer, record}
+	case "activity":
+		return ActivityTold{Timer: timer, Record: record, Busy: a["busy"] == "yes", Since: since}
+	case "busy":
+		return SleepRefused{timer, since}
+	case "found":
+		return Found{record, map[string]bool{a["timer"]: true}}
+	}
+	t.Fatalf("event %q is not known to the script", verb)
+	return nil
+}
+
+func openEvent(t *testing.T, a map[string]string) Event {
+	v := &lifecyclev1.Verified{Actor: &corev1.Actor{Tenant: "acme", Subject: "ann"}, RequestId: "r1", Plan: a["plan"],
+		Keys: []string{"s1"}, SessionName: "default", StoredAt: timestamppb.New(epoch0),
+		TenantFloor: corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["floor"])])}
+	ask := &identityv1.OpenRequest{Template: a["template"], Risk: &identityv1.RiskFacts{UntrustedCode: a["untrusted"] == "yes"},
+		MinTier: corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["min"])])}
+	if a["wait"] != "" {
+		ask.Wait = durationpb.New(dur(t, a["wait"]))
+	}
+	return OpenAsked{v, ask}
+}
+
+func schedulerEvent(verb string, ref *corev1.SessionRef, rev uint64, timer *lifecyclev1.Timer, at time.Time) *schedulerv1.Event {
+	ev := &schedulerv1.Event{Session: ref, Revision: rev, At: timestamppb.New(at)}
+	switch verb {
+	case "active":
+		ev.Detail = &schedulerv1.Event_Active{Active: &schedulerv1.Active{Idle: timer.Idle}}
+	case "renewed":
+		ev.Detail = &schedulerv1.Event_Renewed{Renewed: &schedulerv1.Renewed{Idle: timer.Idle}}
+	case "asleep":
+		ev.Detail = &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{Retention: timer.Retention}}
+	case "deleted":
+		ev.Detail = &schedulerv1.Event_Deleted{Deleted: &schedulerv1.Deleted{}}
+	}
+	return ev
+}
+
+func render(c Command) string {
+	switch c := c.(type) {
+	case Wake:
+		terms := c.Admission.GetTerms()
+		l := terms.GetLimits()
+		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s deadline=+%s",
+			terms.GetTemplate(), TierName(terms.GetTier()), terms.GetTierReason(), l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes(),
+			terms.GetIdle().AsDuration(), c.Admission.GetDeadline().AsTime().Sub(epoch0))
+	case Publish:
+		return fmt.Sprintf("publish %s %s/%s", c.Name, c.Tenant, c.Session)
+	case Arm:
+		return fmt.Sprintf("arm %s due=+%s rev=%d", c.Timer.GetKind(), c.Timer.GetDue().AsTime().Sub(epoch0), c.Timer.GetRevision())
+	case AskActivity:
+		return fmt.Sprintf("ask activity of %s", c.Host)
+	case Sleep:
+		return fmt.Sprintf("sleep if idle since +%s", c.Since.Sub(epoch0))
+	case Expire:
+		return fmt.Sprintf("expire rev=%d", c.Revision)
+	}
+	return fmt.Sprintf("%T", c)
+}
+
+func dur(t *testing.T, s string) time.Duration {
+	if s == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func stamp(t *testing.T, s string) *corev1.Stamp {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if s == "" || err != nil {
+		n = 1
+	}
+	return &corev1.Stamp{Incarnation: 1, Index: n}
+}

@@ -1,0 +1,221 @@
+// Package core decides when a session may be awake and under what terms. It
+// guarantees that a decision depends on its arguments alone: the same policy,
+// event and time give the same commands, so a crash between two of them heals
+// by asking again. It has no clock, no randomness and no I/O.
+package core
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// Bounds of what a request may ask for.
+const (
+	DefaultWait = 60 * time.Second
+	MaxWait     = 10 * time.Minute
+	// Warning is how long before its end a session's retention is announced.
+	Warning = 72 * time.Hour
+)
+
+// Limits of one sandbox; see berth.core.v1.Limits for the units.
+type Limits struct {
+	CPUMillis   uint32 `yaml:"cpu_millis"`
+	MemoryBytes uint64 `yaml:"memory_bytes"`
+	Pids        uint32 `yaml:"pids"`
+	DiskBytes   uint64 `yaml:"disk_bytes"`
+}
+
+// Template is what a session is made of.
+type Template struct {
+	// Image is a reference that the host resolves: an OCI layout or archive, or a registry's name.
+	Image string `yaml:"image"`
+	// Tier is the template's isolation tier; a stronger one may be chosen, never a weaker one.
+	Tier string `yaml:"tier"`
+	// Limits are capped by the plan's.
+	Limits Limits `yaml:"limits"`
+}
+
+// Plan is what a tenant or a user may have.
+type Plan struct {
+	// Template is used when the request names none.
+	Template string `yaml:"template"`
+	// Templates that may be named; empty means all.
+	Templates []string `yaml:"templates"`
+	// Idle is how long a session stays awake without activity.
+	Idle time.Duration `yaml:"idle"`
+	// Retention is how long a sleeping session is kept.
+	Retention time.Duration `yaml:"retention"`
+	// Limits are the most that one sandbox may have; zero means no cap.
+	Limits Limits `yaml:"limits"`
+	// Paused, when not empty, refuses every open with this reason.
+	Paused string `yaml:"paused"`
+}
+
+// Policy is all that opens are judged by.
+type Policy struct {
+	Plans     map[string]Plan     `yaml:"plans"`
+	Templates map[string]Template `yaml:"templates"`
+	// Tiers that this installation offers, for example [container, gvisor].
+	Tiers []string `yaml:"tiers"`
+}
+
+// Validate reports the first thing that makes the policy unusable.
+func (p Policy) Validate() error {
+	for _, name := range p.Tiers {
+		if _, err := ParseTier(name); err != nil {
+			return err
+		}
+	}
+	for name, t := range p.Templates {
+		if t.Image == "" {
+			return fmt.Errorf("template %q names no image", name)
+		}
+		if _, err := ParseTier(t.Tier); err != nil {
+			return fmt.Errorf("template %q: %w", name, err)
+		}
+		if l := t.Limits; l.CPUMillis == 0 || l.MemoryBytes == 0 || l.Pids == 0 || l.DiskBytes == 0 {
+			return fmt.Errorf("template %q must set every limit", name)
+		}
+	}
+	for name, plan := range p.Plans {
+		if err := p.validatePlan(plan); err != nil {
+			return fmt.Errorf("plan %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (p Policy) validatePlan(plan Plan) error {
+	if plan.Idle < time.Second {
+		return fmt.Errorf("idle is %s; it must be at least 1 s", plan.Idle)
+	}
+	if plan.Retention < time.Hour {
+		return fmt.Errorf("retention is %s; it must be at least 1 h", plan.Retention)
+	}
+	for _, t := range append([]string{plan.Template}, plan.Templates...) {
+		if _, ok := p.Templates[t]; !ok {
+			return fmt.Errorf("template %q is not declared", t)
+		}
+	}
+	return nil
+}
+
+// ParseTier reads a tier's name, for example "gvisor".
+func ParseTier(name string) (corev1.Tier, error) {
+	v, ok := corev1.Tier_value["TIER_"+strings.ToUpper(name)]
+	if !ok || v == 0 {
+		return 0, fmt.Errorf("isolation tier %q is not known", name)
+	}
+	return corev1.Tier(v), nil
+}
+
+// TierName is the inverse of ParseTier.
+func TierName(t corev1.Tier) string {
+	return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_"))
+}
+
+// Terms fixes what a request may have, or says in one sentence why it may not.
+func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest) (*corev1.Terms, error) {
+	plan, ok := p.Plans[v.GetPlan()]
+	if !ok {
+		return nil, fmt.Errorf("plan %q is not declared", v.GetPlan())
+	}
+	if plan.Paused != "" {
+		return nil, fmt.Errorf("new work is paused for this plan: %s", plan.Paused)
+	}
+	name := ask.GetTemplate()
+	if name == "" {
+		name = plan.Template
+	}
+	template, ok := p.Templates[name]
+	if !ok {
+		return nil, fmt.Errorf("there is no template %q", name)
+	}
+	if len(plan.Templates) > 0 && name != plan.Template && !slices.Contains(plan.Templates, name) {
+		return nil, fmt.Errorf("plan %q does not include template %q", v.GetPlan(), name)
+	}
+	tier, why, err := p.chooseTier(template, v.GetTenantFloor(), ask)
+	if err != nil {
+		return nil, err
+	}
+	persistence := ask.GetPersistence()
+	if persistence == corev1.Persistence_PERSISTENCE_UNSPECIFIED {
+		persistence = corev1.Persistence_PERSISTENCE_DURABLE
+	}
+	return &corev1.Terms{
+		Plan: v.GetPlan(), Template: name, Tier: tier, TierReason: why, Image: template.Image,
+		Limits: capped(template.Limits, plan.Limits), Persistence: persistence,
+		Idle: durationpb.New(plan.Idle), Retention: durationpb.New(plan.Retention),
+	}, nil
+}
+
+// chooseTier takes the strongest of what the template, the tenant, the caller
+// and the risk ask for, and the weakest that is offered and not weaker than that.
+func (p Policy) chooseTier(t Template, floor corev1.Tier, ask *identityv1.OpenRequest) (corev1.Tier, string, error) {
+	want, err := ParseTier(t.Tier)
+	if err != nil {
+		return 0, "", err
+	}
+	why := "the template's tier"
+	if want == corev1.Tier_TIER_NULL || want == corev1.Tier_TIER_WASM {
+		return p.special(want, floor, ask, why)
+	}
+	raise := func(to corev1.Tier, reason string) {
+		if to > want {
+			want, why = to, reason
+		}
+	}
+	raise(floor, "the tenant's floor")
+	raise(ask.GetMinTier(), "asked for by the caller")
+	if ask.GetRisk().GetUntrustedCode() {
+		raise(corev1.Tier_TIER_GVISOR, "the user did not write the code")
+	}
+	best := corev1.Tier_TIER_UNSPECIFIED
+	for _, name := range p.Tiers {
+		tier, err := ParseTier(name)
+		if err != nil || tier < want || tier > corev1.Tier_TIER_MICROVM {
+			continue
+		}
+		if best == corev1.Tier_TIER_UNSPECIFIED || tier < best {
+			best = tier
+		}
+	}
+	if best == corev1.Tier_TIER_UNSPECIFIED {
+		return 0, "", fmt.Errorf("tier %s is needed (%s) and this installation does not offer it", TierName(want), why)
+	}
+	return best, why, nil
+}
+
+// special tiers stand outside the order of strength: nothing may raise them.
+func (p Policy) special(want, floor corev1.Tier, ask *identityv1.OpenRequest, why string) (corev1.Tier, string, error) {
+	if !slices.Contains(p.Tiers, TierName(want)) {
+		return 0, "", fmt.Errorf("tier %s is needed (%s) and this installation does not offer it", TierName(want), why)
+	}
+	if floor != 0 || ask.GetMinTier() != 0 && ask.GetMinTier() != want {
+		return 0, "", fmt.Errorf("tier %s is weaker than what the tenant or the caller asks for", TierName(want))
+	}
+	return want, why, nil
+}
+
+func capped(l, most Limits) *corev1.Limits {
+	return &corev1.Limits{
+		CpuMillis:   uint32(lower(uint64(l.CPUMillis), uint64(most.CPUMillis))),
+		MemoryBytes: lower(l.MemoryBytes, most.MemoryBytes),
+		Pids:        uint32(lower(uint64(l.Pids), uint64(most.Pids))),
+		DiskBytes:   lower(l.DiskBytes, most.DiskBytes),
+	}
+}
+
+func lower(have, most uint64) uint64 {
+	if most != 0 && most < have {
+		return most
+	}
+	return have
+}
