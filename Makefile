@@ -1,0 +1,83 @@
+# Berth: one sandbox per user session. `make` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+BIN      := $(CURDIR)/bin
+CACHE    ?= $(or $(BERTH_CACHE),$(HOME)/.cache/berth)
+TOOLS    := $(CACHE)/tools
+MODULES  := ./... ./schemas/... ./sdk/... ./test/...
+BUF      := $(TOOLS)/buf-v1.75.0/buf
+GENGO    := $(TOOLS)/protoc-gen-go-v1.36.12/protoc-gen-go
+NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
+FUZZTIME ?= 20s
+export BERTH_NATSCLI := $(NATSCLI)
+
+.PHONY: help setup build runtimes image demo test check e2e bench bench-open fuzz gen lint clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
+
+setup: ## install by name what this machine lacks (Debian packages)
+	@tools/setup/setup.sh
+
+build: ## build the programs into bin/
+	@mkdir -p $(BIN)
+	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/berth-guest ./services/hostagent/guest/cmd/berth-guest
+	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
+
+runtimes: setup ## build the pinned containerd, runc, runsc and shims (cached by version)
+	@go run ./tools/runtimes >/dev/null
+
+image: setup ## make the default session image (cached by recipe)
+	@go run ./tools/image >/dev/null
+
+demo: runtimes image build ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
+	@go run ./tools/demo $(if $(JSON),--json)
+
+test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints counts and skips
+	@$(MAKE) --no-print-directory lint
+	@set -o pipefail; go test -json -p 2 -timeout 25m $(MODULES) | go run ./tools/testreport
+	@echo "with the race detector:"
+	@set -o pipefail; go test -race -short -json -p 2 -timeout 25m ./internal/... ./schemas/... ./services/... ./sdk/... | go run ./tools/testreport
+
+check: ## quick: vet and tests that need neither root nor runtimes
+	@go vet $(MODULES)
+	@set -o pipefail; go test -short -json -p 2 -timeout 10m $(MODULES) | go run ./tools/testreport
+
+e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
+	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
+
+bench: bench-open ## all benchmarks
+
+bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
+	@mkdir -p bench
+	@go run ./test/bench/open --out bench/open.json
+
+fuzz: ## every fuzz target for FUZZTIME (default 20s) each
+	@tools/setup/fuzz.sh $(FUZZTIME)
+
+gen: $(BUF) $(GENGO) ## generate Go from schemas/proto, and the generated docs
+	@cd schemas && PATH=$(dir $(GENGO)):$$PATH $(BUF) generate
+	@go test ./docs/... ./schemas/... ./services/scheduler/internal/core -run 'Generated|Golden' -update >/dev/null || true
+
+lint: $(BUF) $(GENGO) ## vet, format, schema lint, breaking changes and drift of generated code
+	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$'))" || { echo "not formatted:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	@go vet $(MODULES)
+	@cd schemas && $(BUF) lint && $(BUF) breaking --against released.json
+	@tmp=$$(mktemp -d) && cd schemas && PATH=$(dir $(GENGO)):$$PATH $(BUF) generate -o $$tmp && diff -r $$tmp/gen gen >/dev/null \
+	  || { echo "schemas/gen is stale: run make gen"; rm -rf $$tmp; exit 1; }; rm -rf $$tmp
+
+clean: ## remove bin/ and bench/ (the cache of runtimes and images stays)
+	@rm -rf bin bench
+
+$(BUF):
+	@echo "building buf v1.75.0 (about 2 min, once)"
+	@GOWORK=off GOBIN=$(dir $@) go install github.com/bufbuild/buf/cmd/buf@v1.75.0
+
+$(GENGO):
+	@GOWORK=off GOBIN=$(dir $@) go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+
+$(NATSCLI):
+	@echo "building natscli v0.5.0 (about 1 min, once)"
+	@GOWORK=off GOBIN=$(dir $@) go install github.com/nats-io/natscli/nats@v0.5.0
