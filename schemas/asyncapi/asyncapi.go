@@ -1,0 +1,200 @@
+// Package asyncapi renders the subject catalogue as an AsyncAPI 3 document. It
+// guarantees that every event, RPC method and data-plane subject of the
+// catalogue has a message type of the contract, so that schemas/asyncapi.yaml
+// cannot drift from the code: a test renders it anew and compares.
+package asyncapi
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
+
+	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"google.golang.org/protobuf/proto"
+	"gopkg.in/yaml.v3"
+)
+
+// eventBodies gives the message of each event, by owner and name or by stream.
+var eventBodies = map[string]proto.Message{
+	"BERTH_REQUESTS":     &identityv1.SealedRequest{},
+	"lifecycle resume":   &lifecyclev1.Resume{},
+	"lifecycle idle":     &lifecyclev1.Idle{},
+	"lifecycle expiring": &lifecyclev1.Expiring{},
+	"lifecycle expire":   &lifecyclev1.Expire{},
+	"lifecycle refused":  &lifecyclev1.Refused{},
+	"scheduler session":  &schedulerv1.Event{},
+	"scheduler host":     &schedulerv1.HostEvent{},
+	"hostagent session":  &hostv1.Event{},
+	"hostagent facts":    &hostv1.Facts{},
+	"BERTH_TIMERS":       &lifecyclev1.Timer{},
+	"audit identity":     &identityv1.Audit{},
+	"audit credentials":  &credentialsv1.Audit{},
+	"BERTH_USAGE":        &hostv1.UsageSample{},
+}
+
+type call struct{ req, resp proto.Message }
+
+var sealed = call{&identityv1.SealedRequest{}, &identityv1.SealedReply{}}
+
+// methodBodies gives request and answer of each RPC method. A method that is
+// missing here is served by the bus itself and has no protobuf body.
+var methodBodies = map[string]call{
+	"identity open": sealed, "identity close": sealed, "identity delete": sealed,
+	"identity renew": sealed, "identity status": sealed,
+	"identity keys":             {&identityv1.KeysRequest{}, &identityv1.KeysReply{}},
+	"lifecycle open":            {&lifecyclev1.OpenRequest{}, &lifecyclev1.OpenReply{}},
+	"lifecycle close":           {&lifecyclev1.CloseRequest{}, &lifecyclev1.CloseReply{}},
+	"lifecycle delete":          {&lifecyclev1.DeleteRequest{}, &lifecyclev1.DeleteReply{}},
+	"lifecycle status":          {&schedulerv1.ListRequest{}, &schedulerv1.ListReply{}},
+	"scheduler wake":            {&schedulerv1.WakeRequest{}, &schedulerv1.WakeReply{}},
+	"scheduler sleep":           {&schedulerv1.SleepRequest{}, &schedulerv1.SleepReply{}},
+	"scheduler delete":          {&schedulerv1.DeleteRequest{}, &schedulerv1.DeleteReply{}},
+	"scheduler join":            {&schedulerv1.JoinRequest{}, &schedulerv1.JoinReply{}},
+	"scheduler lease":           {&schedulerv1.LeaseRequest{}, &schedulerv1.LeaseReply{}},
+	"scheduler commit_manifest": {&schedulerv1.CommitManifestRequest{}, &schedulerv1.CommitManifestReply{}},
+	"scheduler report":          {&schedulerv1.ReportRequest{}, &schedulerv1.ReportReply{}},
+	"scheduler show":            {&schedulerv1.ShowRequest{}, &schedulerv1.ShowReply{}},
+	"scheduler list":            {&schedulerv1.ListRequest{}, &schedulerv1.ListReply{}},
+	"scheduler hosts":           {&schedulerv1.HostsRequest{}, &schedulerv1.HostsReply{}},
+	"credentials mint":          {&credentialsv1.MintRequest{}, &credentialsv1.MintReply{}},
+	"credentials renew":         {&credentialsv1.RenewRequest{}, &credentialsv1.RenewReply{}},
+	"credentials revoke":        {&credentialsv1.RevokeRequest{}, &credentialsv1.RevokeReply{}},
+	"credentials datakey":       {&credentialsv1.DataKeyRequest{}, &credentialsv1.DataKeyReply{}},
+	"credentials jwks":          {&credentialsv1.JwksRequest{}, &credentialsv1.JwksReply{}},
+	"host wake":                 {&hostv1.WakeRequest{}, &hostv1.WakeReply{}},
+	"host sleep":                {&hostv1.SleepRequest{}, &hostv1.SleepReply{}},
+	"host delete":               {&hostv1.DeleteRequest{}, &hostv1.DeleteReply{}},
+	"host activity":             {&hostv1.ActivityRequest{}, &hostv1.ActivityReply{}},
+	"host inventory":            {&hostv1.InventoryRequest{}, &hostv1.InventoryReply{}},
+}
+
+var boxBodies = map[string]call{
+	"open": {&boxv1.OpenRequest{}, &boxv1.SealedOpenReply{}},
+	"in":   {&boxv1.Frame{}, nil},
+}
+
+// reserved events are in the catalogue and have no publisher in this release.
+var reserved = map[string]bool{"lifecycle pause": true}
+
+// EventBody returns the message type of an event, nil for reserved events and dead letters.
+func EventBody(e subjects.Event) proto.Message {
+	kind := e.Owner + " session"
+	switch {
+	case strings.HasPrefix(e.Subject, "berth.v1.host."):
+		kind = e.Owner + " host"
+	case strings.HasPrefix(e.Subject, "berth.v1.audit."):
+		kind = "audit " + e.Owner
+	}
+	for _, key := range []string{e.Owner + " " + e.Name, e.Stream, kind} {
+		if m, ok := eventBodies[key]; ok {
+			return m
+		}
+	}
+	return nil
+}
+
+type node = map[string]any
+
+// Document renders the catalogue.
+func Document() ([]byte, error) {
+	channels, operations, messages := node{}, node{}, node{}
+	message := func(m proto.Message) node {
+		full := string(m.ProtoReflect().Descriptor().FullName())
+		messages[full] = node{
+			"name":        full,
+			"contentType": "application/protobuf",
+			"payload": node{"schemaFormat": "application/vnd.google.protobuf;version=3",
+				"schema": node{"$ref": "./proto/" + m.ProtoReflect().Descriptor().ParentFile().Path() + "#" + full}},
+		}
+		return node{"$ref": "#/components/messages/" + full}
+	}
+	for _, e := range subjects.Events {
+		m := EventBody(e)
+		if m == nil {
+			continue
+		}
+		id := identifier(e.Subject)
+		channels[id] = channel(e.Subject, e.Doc, node{"body": message(m)}, e.Stream)
+		operations["publish."+id] = node{"action": "send", "channel": ref(id), "summary": e.Owner + ": " + e.Doc}
+	}
+	for _, m := range subjects.Methods {
+		c, ok := methodBodies[m.Service+" "+m.Name]
+		if !ok {
+			continue
+		}
+		addCall(channels, operations, message, methodSubject(m), m.Doc, c)
+	}
+	for _, b := range subjects.Box {
+		addCall(channels, operations, message, "berth.v1.box.{session}.{epoch}."+b.Name, b.Doc, boxBodies[b.Name])
+	}
+	doc := node{
+		"asyncapi": "3.0.0",
+		"info": node{"title": "Berth", "version": "1",
+			"description": "Generated from schemas/subjects by `make gen`. Bodies are protobuf, or the same message as protojson where the content type is application/json. Headers follow the CloudEvents NATS binding in binary mode."},
+		"defaultContentType": "application/protobuf",
+		"servers":            node{"nats": node{"host": "127.0.0.1:4222", "protocol": "nats", "description": "NATS JetStream; every login is an nkey."}},
+		"channels":           channels, "operations": operations,
+		"components": node{"messages": messages},
+	}
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(doc); err != nil {
+		return nil, fmt.Errorf("encode the AsyncAPI document: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func addCall(channels, operations node, message func(proto.Message) node, subject, doc string, c call) {
+	id := identifier(subject)
+	bodies := node{"request": message(c.req)}
+	op := node{"action": "receive", "channel": ref(id), "summary": doc,
+		"messages": []any{node{"$ref": "#/channels/" + id + "/messages/request"}}}
+	if c.resp != nil {
+		bodies["answer"] = message(c.resp)
+		op["reply"] = node{"address": node{"location": "$message.header#/reply"}, "channel": ref(id),
+			"messages": []any{node{"$ref": "#/channels/" + id + "/messages/answer"}}}
+	}
+	channels[id] = channel(subject, doc, bodies, "")
+	operations["handle."+id] = op
+}
+
+func methodSubject(m subjects.Method) string {
+	switch {
+	case m.Service == "host":
+		return "berth.v1.rpc.host.{host}." + m.Name + ".{caller}"
+	case m.Service == "identity":
+		return "berth.v1.rpc.identity." + m.Name + ".{tenant}.{frontend}"
+	}
+	return "berth.v1.rpc." + m.Service + "." + m.Name + ".{caller}"
+}
+
+func ref(id string) node { return node{"$ref": "#/channels/" + id} }
+
+var token = regexp.MustCompile(`\{(\w+)\}`)
+
+func channel(subject, doc string, messages node, stream string) node {
+	params := node{}
+	for _, m := range token.FindAllStringSubmatch(subject, -1) {
+		params[m[1]] = node{"description": "one subject token"}
+	}
+	c := node{"address": subject, "description": doc, "messages": messages}
+	if len(params) > 0 {
+		c["parameters"] = params
+	}
+	if stream != "" {
+		c["x-stream"] = stream
+	}
+	return c
+}
+
+func identifier(subject string) string {
+	return strings.NewReplacer("berth.v1.", "", "{", "", "}", "").Replace(subject)
+}
