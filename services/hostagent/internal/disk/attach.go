@@ -1,0 +1,272 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// Attach mounts the disk that w asks for and promises its space. It is idempotent: the same epoch
+// again returns the same attachment. Kinds: Invalid, NotFound (no disk here), StaleEpoch (a newer
+// one exists elsewhere), Busy (attached for another epoch), NoCapacity (no space), Refused (a VM
+// wrote it), Conflict, DataLoss. After an error nothing is attached and no blank is lost.
+func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
+	const op = "attach disk"
+	if err := w.check(); err != nil {
+		return Attachment{}, err
+	}
+	defer s.lock(w.Key)()
+	if s.isActive(w.Key) {
+		return s.again(w)
+	}
+	rec, exists, err := s.find(w)
+	if err != nil {
+		return Attachment{}, err
+	}
+	created := rec.State == Blank && w.LastActive.IsZero()
+	if err := s.admit(rec, exists); err != nil {
+		return Attachment{}, err
+	}
+	next := rec.attachedFor(w)
+	times, err := s.run.Run(ctx, s.attachTable(rec, next, exists, created))
+	if err != nil {
+		s.release(w.Key)
+		return Attachment{}, errs.E(op, kindOf(err), w.Key.String(), err)
+	}
+	return Attachment{Record: next, Root: s.mountPoint(w.Key), Created: created, Steps: times}, nil
+}
+
+// again answers a repeated Attach.
+func (s *Store) again(w Want) (Attachment, error) {
+	rec, err := s.load(w.Key)
+	if err != nil {
+		return Attachment{}, err
+	}
+	if rec.Attached != w.Epoch {
+		return Attachment{}, errs.Errorf("attach disk", errkind.Busy,
+			"%s is attached for epoch %s, asked for %s", w.Key, rec.Attached, w.Epoch)
+	}
+	return Attachment{Record: rec, Root: s.mountPoint(w.Key), Created: rec.State == Blank}, nil
+}
+
+// attachTable lists the steps from a record (or nothing) to a mounted disk.
+func (s *Store) attachTable(old, next Record, exists, created bool) steps.Table {
+	k := next.Key()
+	var t steps.Table
+	if !exists {
+		t = append(t, []steps.Step{{
+			Name: "disk.claim",
+			Do:   func(ctx context.Context) error { return s.claim(ctx, k, next.Size) },
+			Undo: func(context.Context) error { return s.unclaim(k) },
+		}})
+	}
+	record := steps.Step{Name: "disk.record", Do: func(context.Context) error { return s.save(next) }}
+	if exists {
+		record.Undo = func(context.Context) error { return s.save(old) }
+	}
+	mount := steps.Step{
+		Name: "disk.mount",
+		Do:   func(context.Context) error { return s.mount(k, created) },
+		Undo: func(context.Context) error { return s.unmount(k) },
+	}
+	return append(t, []steps.Step{record}, []steps.Step{mount})
+}
+
+// claim puts an image without a record into the session's folder. An image that a crash left there
+// has no record, so it was never mounted: it is replaced.
+func (s *Store) claim(ctx context.Context, k Key, size uint64) error {
+	if err := os.MkdirAll(s.folder(k), 0o700); err != nil {
+		return err
+	}
+	if err := s.blanks.claim(ctx, size, s.image(k)); err != nil {
+		return err
+	}
+	if err := s.at("claim.renamed"); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(s.folder(k)), syncDir(filepath.Join(s.dir, "sessions")))
+}
+
+// unclaim removes a disk that was never active.
+func (s *Store) unclaim(k Key) error {
+	if err := os.RemoveAll(s.folder(k)); err != nil {
+		return err
+	}
+	return syncDir(filepath.Join(s.dir, "sessions"))
+}
+
+// mount attaches and mounts the image and sees to its two folders. Only a disk that holds nothing
+// of the session yet may lack them.
+func (s *Store) mount(k Key, created bool) error {
+	point := s.mountPoint(k)
+	mounted, err := isMounted(point)
+	if err != nil {
+		return err
+	}
+	if mounted {
+		return folders(point, created)
+	}
+	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
+		return err
+	}
+	dev, err := attachLoop(s.image(k))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dev.Close() }()
+	if err := s.at("mount.loop"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(point, 0o700); err != nil {
+		return err
+	}
+	// noinit_itable: unused inode tables stay holes. discard: what is deleted returns to the pool.
+	err = unix.Mount(dev.Name(), point, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME,
+		"errors=remount-ro,noinit_itable,discard")
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", dev.Name(), err)
+	}
+	if err := s.at("mount.mounted"); err != nil {
+		return err
+	}
+	return folders(point, created)
+}
+
+func folders(point string, create bool) error {
+	root, err := openDir(point)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	for _, name := range []string{Upper, Work} {
+		if create {
+			if err := unix.Mkdirat(int(root.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("make %s: %w", name, err)
+			}
+		}
+		f, err := Beneath(root, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if errors.Is(err, unix.ENOENT) {
+			return errs.Errorf("attach disk", errkind.DataLoss, "the image holds no %s folder: it is not the session's disk", name)
+		}
+		if err != nil {
+			return err
+		}
+		_ = f.Close()
+	}
+	return nil
+}
+
+// unmount takes the mount away and waits until the image is free. Busy if something still uses it.
+func (s *Store) unmount(k Key) error {
+	point := s.mountPoint(k)
+	if err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); err != nil &&
+		!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount disk: %w", err)
+	}
+	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
+		return err
+	}
+	if err := os.Remove(point); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove mount point: %w", err)
+	}
+	return nil
+}
+
+// Activate records that the session may write in epoch from now on. Call it after the epoch was
+// committed as active and before the first effect of the session; it is idempotent. Busy if the
+// disk is attached for another epoch, NotFound if it is not attached.
+func (s *Store) Activate(k Key, epoch ids.Epoch) error {
+	const op = "activate disk"
+	defer s.lock(k)()
+	rec, err := s.attachedRecord(op, k, epoch)
+	if err != nil {
+		return err
+	}
+	if rec.State == Dirty && rec.Epoch == epoch {
+		return nil
+	}
+	return errs.Wrap(op, k.String(), s.save(rec.activated(epoch)))
+}
+
+// Detach unmounts without a manifest: after a failed wake, or compute that died. The record stays
+// what it was, so a dirty disk stays usable for its epoch. Idempotent; Busy while it is in use.
+func (s *Store) Detach(_ context.Context, k Key) error {
+	defer s.lock(k)()
+	return s.detach("detach disk", k)
+}
+
+func (s *Store) detach(op string, k Key) error {
+	if err := s.unmount(k); err != nil {
+		return errs.E(op, kindOf(err), k.String(), err)
+	}
+	s.release(k)
+	return nil
+}
+
+// MarkVMWritten records for ever that a virtual machine wrote the image.
+func (s *Store) MarkVMWritten(k Key) error {
+	const op = "mark disk as written by a virtual machine"
+	defer s.lock(k)()
+	rec, err := s.load(k)
+	if err != nil {
+		return errs.Wrap(op, k.String(), err)
+	}
+	rec.VMWritten = true
+	return errs.Wrap(op, k.String(), s.save(rec))
+}
+
+// Delete removes the disk and returns its space. Idempotent; Busy while something uses it.
+func (s *Store) Delete(_ context.Context, k Key) error {
+	const op = "delete disk"
+	defer s.lock(k)()
+	if err := s.detach(op, k); err != nil {
+		return err
+	}
+	// The record goes first: an image without one is never handed out.
+	err := os.Remove(filepath.Join(s.folder(k), recordName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.E(op, errkind.Internal, k.String(), err)
+	}
+	if err := s.at("delete.record"); err != nil {
+		return errs.E(op, errkind.Internal, k.String(), err)
+	}
+	if err := s.unclaim(k); err != nil {
+		return errs.E(op, errkind.Internal, k.String(), err)
+	}
+	return nil
+}
+
+func (s *Store) attachedRecord(op string, k Key, epoch ids.Epoch) (Record, error) {
+	rec, err := s.load(k)
+	if err != nil {
+		return rec, errs.Wrap(op, k.String(), err)
+	}
+	if !s.isActive(k) {
+		return rec, errs.E(op, errkind.NotFound, k.String(), "the disk is not attached")
+	}
+	if rec.Attached != epoch {
+		return rec, errs.Errorf(op, errkind.StaleEpoch, "%s is attached for epoch %s, asked for %s", k, rec.Attached, epoch)
+	}
+	return rec, nil
+}
+
+// kindOf gives the failures of the kernel their kind.
+func kindOf(err error) errkind.Kind {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return errkind.NoCapacity
+	case errors.Is(err, unix.EBUSY):
+		return errkind.Busy
+	}
+	return errs.Kind(err)
+}

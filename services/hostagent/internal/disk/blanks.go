@@ -1,0 +1,308 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Blanks says which formatted images are kept ready, so that formatting is off the path of a wake.
+type Blanks struct {
+	// Sizes in bytes; a size that was asked for once is added while there is room (MaxSizes).
+	Sizes []uint64
+	// Ready is how many are kept per size; it is the ceiling as well. 0 keeps none.
+	Ready int
+}
+
+// MaxSizes bounds how many different sizes blanks are kept of.
+const MaxSizes = 8
+
+const (
+	firstBackoff = 250 * time.Millisecond
+	lastBackoff  = time.Minute
+)
+
+// blanks fills blanks/<size>/<random>.img in the background. Where the file system can share
+// extents (FICLONE), a blank is a clone of one template per size; else each is formatted.
+type blanks struct {
+	store *Store
+	ready int
+	mkfs  func(ctx context.Context, path string, size uint64) error
+	log   *slog.Logger
+
+	mu     sync.Mutex
+	sizes  []uint64
+	wake   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func newBlanks(ctx context.Context, s *Store, cfg Blanks) *blanks {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	b := &blanks{
+		store: s, ready: cfg.Ready, mkfs: mkfs, log: s.log, sizes: cfg.Sizes[:min(len(cfg.Sizes), MaxSizes)],
+		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+	}
+	b.tidy()
+	go b.fillForEver(ctx)
+	return b
+}
+
+func (b *blanks) close() {
+	b.cancel()
+	<-b.done
+}
+
+// tidy removes what an earlier process was formatting.
+func (b *blanks) tidy() {
+	half, _ := filepath.Glob(filepath.Join(b.store.dir, "blanks", "*", "*.making"))
+	for _, f := range half {
+		_ = os.Remove(f)
+	}
+}
+
+func (b *blanks) folder(size uint64) string {
+	return filepath.Join(b.store.dir, "blanks", strconv.FormatUint(size, 10))
+}
+
+func blankSize(folder string) (uint64, bool) {
+	n, err := strconv.ParseUint(filepath.Base(folder), 10, 64)
+	return n, err == nil
+}
+
+// claim moves a blank of the size to path; with none ready it formats one.
+func (b *blanks) claim(ctx context.Context, size uint64, path string) error {
+	defer b.nudge(size)
+	ready, err := filepath.Glob(filepath.Join(b.folder(size), "*.img"))
+	if err != nil {
+		return err
+	}
+	for _, f := range ready {
+		err := os.Rename(f, path)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("claim blank: %w", err)
+		}
+	}
+	tmp := path + ".making"
+	if err := b.make(ctx, size, tmp); err != nil {
+		_ = os.Remove(tmp)
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// nudge remembers the size and starts a refill.
+func (b *blanks) nudge(size uint64) {
+	b.mu.Lock()
+	known := false
+	for _, s := range b.sizes {
+		known = known || s == size
+	}
+	if !known && len(b.sizes) < MaxSizes {
+		b.sizes = append(b.sizes[:len(b.sizes):len(b.sizes)], size)
+	}
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (b *blanks) fillForEver(ctx context.Context) {
+	defer close(b.done)
+	backoff := firstBackoff
+	for {
+		err := b.fill(ctx)
+		var again <-chan time.Time
+		if err != nil && ctx.Err() == nil {
+			b.log.Warn("cannot make a blank disk", "err", err, "again_in", backoff)
+			again = time.After(backoff)
+			backoff = min(2*backoff, lastBackoff)
+		} else {
+			backoff = firstBackoff
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-again:
+		case <-b.wakeUnless(again != nil):
+		}
+	}
+}
+
+// wakeUnless mutes nudges during a back-off: a failure must not be retried at the rate of claims.
+func (b *blanks) wakeUnless(mute bool) <-chan struct{} {
+	if mute {
+		return nil
+	}
+	return b.wake
+}
+
+func (b *blanks) fill(ctx context.Context) error {
+	b.mu.Lock()
+	sizes := b.sizes
+	b.mu.Unlock()
+	for _, size := range sizes {
+		for ctx.Err() == nil {
+			ready, err := filepath.Glob(filepath.Join(b.folder(size), "*.img"))
+			if err != nil || len(ready) >= b.ready {
+				break
+			}
+			if err := b.one(ctx, size); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (b *blanks) one(ctx context.Context, size uint64) error {
+	if err := os.MkdirAll(b.folder(size), 0o700); err != nil {
+		return err
+	}
+	sp, err := b.store.Space()
+	if err != nil {
+		return err
+	}
+	if sp.Room() < size/64 { // what formatting takes, with room to spare
+		return fmt.Errorf("make blank disk of %s: %w", fmtBytes(size), unix.ENOSPC)
+	}
+	name := filepath.Join(b.folder(size), rand.Text())
+	if err := b.make(ctx, size, name+".making"); err != nil {
+		_ = os.Remove(name + ".making")
+		return err
+	}
+	return os.Rename(name+".making", name+".img")
+}
+
+// make writes a formatted image to path and brings it to stable storage.
+func (b *blanks) make(ctx context.Context, size uint64, path string) error {
+	if err := b.clone(ctx, size, path); err == nil {
+		return nil
+	} else if !notSupported(err) {
+		return err
+	}
+	if err := b.mkfs(ctx, path, size); err != nil {
+		return err
+	}
+	return syncFile(path)
+}
+
+// clone shares the extents of a template. Its file system UUID is shared as well, which is why
+// images are never found by UUID.
+func (b *blanks) clone(ctx context.Context, size uint64, path string) error {
+	template := filepath.Join(b.folder(size), "template")
+	if err := canClone(b.store.dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.folder(size), 0o700); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(template); errors.Is(err, fs.ErrNotExist) {
+		tmp := template + rand.Text() + ".making"
+		if err := b.mkfs(ctx, tmp, size); err != nil {
+			_ = os.Remove(tmp)
+			return err
+		}
+		if err := os.Rename(tmp, template); err != nil {
+			return err
+		}
+	}
+	return ficlone(template, path)
+}
+
+func notSupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) ||
+		errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL)
+}
+
+// canClone tries FICLONE on two small files.
+func canClone(dir string) error {
+	src := filepath.Join(dir, "blanks", ".clone-"+rand.Text())
+	defer func() { _ = os.Remove(src); _ = os.Remove(src + ".to") }()
+	if err := os.WriteFile(src, make([]byte, SizeUnit), 0o600); err != nil {
+		return err
+	}
+	return ficlone(src, src+".to")
+}
+
+func ficlone(from, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	dst, err := os.OpenFile(to, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
+	if err == nil {
+		err = dst.Sync()
+	}
+	if cerr := dst.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		_ = os.Remove(to)
+		return fmt.Errorf("clone image: %w", err)
+	}
+	return nil
+}
+
+func mkfs(ctx context.Context, path string, size uint64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(int64(size))
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("make image: %w", err)
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(SizeUnit), "-m", "0",
+		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", path)
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("mkfs.ext4: %w: %s", mkfsCause(err, stderr.Bytes()), bytes.TrimSpace(stderr.Bytes()))
+	}
+	return nil
+}
+
+// mkfsCause gives 'no space' its errno back, which the exit code of mkfs hides.
+func mkfsCause(err error, stderr []byte) error {
+	if bytes.Contains(stderr, []byte("No space left")) {
+		return unix.ENOSPC
+	}
+	return err
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}

@@ -1,0 +1,167 @@
+package disk
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// Format is the version of the disk format that this package writes and reads.
+const Format = 1
+
+// Key names one disk: a session in one generation.
+type Key struct {
+	Session    ids.SessionKey
+	Generation ids.Generation
+}
+
+func (k Key) String() string { return k.Session.String() + "." + k.Generation.String() }
+
+// parseKey reads the name of a disk's folder.
+func parseKey(s string) (Key, error) {
+	session, generation, ok := strings.Cut(s, ".")
+	if !ok {
+		return Key{}, fmt.Errorf("%q is not <session>.<generation>", s)
+	}
+	k, err := ids.ParseSessionKey(session)
+	if err != nil {
+		return Key{}, err
+	}
+	g, err := ids.ParseGeneration(generation)
+	return Key{k, g}, err
+}
+
+// State says what the image holds against the session's manifests.
+type State string
+
+const (
+	// Blank: formatted, never active.
+	Blank State = "blank"
+	// Dirty: written to since its base manifest, by Record.Epoch.
+	Dirty State = "dirty"
+	// Clean: exactly the manifest Record.Base.
+	Clean State = "clean"
+)
+
+// Record is what this host knows of one image; it is fsynced before what it says becomes true.
+type Record struct {
+	Format     int            `json:"format"`
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	State      State          `json:"state"`
+	// Epoch is the last one whose writes the image holds; zero while blank.
+	Epoch ids.Epoch `json:"epoch"`
+	// Attached is the epoch that the image was last attached for. Until Activate the session has
+	// written nothing in it, so the image stands for this epoch as well as for Epoch.
+	Attached ids.Epoch `json:"attached"`
+	// Base is the manifest that the image began from, or equals while clean; empty if none.
+	Base      string `json:"base,omitempty"`
+	Size      uint64 `json:"size"`
+	Image     string `json:"image"`
+	Ephemeral bool   `json:"ephemeral,omitempty"`
+	// VMWritten is sticky: the host never mounts such an image again.
+	VMWritten bool `json:"vm_written,omitempty"`
+}
+
+// Key returns the record's key.
+func (r Record) Key() Key { return Key{r.Session, r.Generation} }
+
+// Usable decides whether a local image is the session's newest disk: clean and equal to the head
+// of the manifests, or dirty by the epoch that was the last ever active. Everything else is stale.
+func (r Record) Usable(head string, lastActive ids.Epoch) bool {
+	stands := !lastActive.IsZero() && (r.Epoch == lastActive || r.Attached == lastActive)
+	switch r.State {
+	case Clean:
+		return r.Base != "" && r.Base == head
+	case Dirty:
+		return stands
+	case Blank:
+		return head == "" && r.Attached == lastActive && !lastActive.IsZero()
+	}
+	return false
+}
+
+// attachedFor returns the record of an image that is being attached for w; the image was found
+// usable (or blank for a fresh session).
+func (r Record) attachedFor(w Want) Record {
+	if !w.LastActive.IsZero() && r.State != Clean {
+		r.State, r.Epoch = Dirty, w.LastActive
+	}
+	r.Attached = w.Epoch
+	return r
+}
+
+// activated returns the record once the session may write in epoch.
+func (r Record) activated(epoch ids.Epoch) Record {
+	r.State, r.Epoch, r.Attached = Dirty, epoch, epoch
+	return r
+}
+
+// Manifest names a disk at one time. Its id follows from the other fields, so that sealing again
+// gives the same one.
+type Manifest struct {
+	ID         string
+	Session    ids.SessionKey
+	Generation ids.Generation
+	Epoch      ids.Epoch
+	Parent     string
+	Image      string
+	Size       uint64
+	Allocated  uint64
+}
+
+// manifestID is "m" and 26 characters over everything that tells two states of a disk apart: one
+// epoch seals at most once per parent.
+func manifestID(m Manifest) string {
+	h := sha256.New()
+	for _, s := range []string{"manifest", m.Session.String(), m.Generation.String(), m.Epoch.String(), m.Parent, m.Image} {
+		_, _ = fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	enc := base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+	return "m" + enc.EncodeToString(h.Sum(nil)[:16])
+}
+
+const (
+	recordName = "record.json"
+	imageName  = "disk.img"
+)
+
+func (s *Store) folder(k Key) string     { return filepath.Join(s.dir, "sessions", k.String()) }
+func (s *Store) image(k Key) string      { return filepath.Join(s.folder(k), imageName) }
+func (s *Store) mountPoint(k Key) string { return filepath.Join(s.dir, "mnt", k.String()) }
+
+func (s *Store) save(r Record) error {
+	return writeRecord(filepath.Join(s.folder(r.Key()), recordName), r, s.at)
+}
+
+// load reads a record; a NotFound error means that there is none.
+func (s *Store) load(k Key) (Record, error) {
+	const op = "read disk record"
+	b, err := os.ReadFile(filepath.Join(s.folder(k), recordName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Record{}, errs.E(op, errkind.NotFound, k.String(), "this host has no disk of the session")
+	}
+	if err != nil {
+		return Record{}, errs.E(op, errkind.Internal, k.String(), err)
+	}
+	var r Record
+	dec := json.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(&r); err != nil {
+		return Record{}, errs.E(op, errkind.DataLoss, k.String(), err)
+	}
+	if r.Format != Format || r.Key() != k {
+		return Record{}, errs.Errorf(op, errkind.DataLoss, "the record of %s says format %d and disk %s", k, r.Format, r.Key())
+	}
+	return r, nil
+}

@@ -1,0 +1,128 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// Snapshotter turns an image into a manifest. Snapshot is called with the image unmounted and on
+// stable storage, and must not write to it; it must be idempotent: the same record gives the same
+// manifest id. An error leaves the disk as it was, dirty and usable on this host.
+type Snapshotter interface {
+	Snapshot(ctx context.Context, rec Record, image *os.File) (Manifest, error)
+}
+
+// Local is the Snapshotter of a host without object storage: the manifest names the image itself.
+type Local struct{}
+
+// Snapshot implements Snapshotter.
+func (Local) Snapshot(_ context.Context, rec Record, image *os.File) (Manifest, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
+		return Manifest{}, fmt.Errorf("stat image: %w", err)
+	}
+	m := Manifest{
+		Session: rec.Session, Generation: rec.Generation, Epoch: rec.Epoch, Parent: rec.Base,
+		Image: rec.Image, Size: rec.Size, Allocated: uint64(st.Blocks) * 512,
+	}
+	if rec.State == Clean { // sealed before, or never written in this epoch: still the same disk
+		m.Parent, m.ID = "", rec.Base
+		return m, nil
+	}
+	m.ID = manifestID(m)
+	return m, nil
+}
+
+// Seal ends an epoch on this host: it unmounts the disk, brings the image to stable storage and
+// returns its manifest. All compute must be gone: Busy otherwise. The record stays dirty until
+// Commit, so nothing is lost if the manifest is never committed. Idempotent for the same epoch.
+func (s *Store) Seal(ctx context.Context, k Key, epoch ids.Epoch) (Manifest, error) {
+	const op = "seal disk"
+	defer s.lock(k)()
+	rec, err := s.load(k)
+	if err != nil {
+		return Manifest{}, errs.Wrap(op, k.String(), err)
+	}
+	if rec, err = s.sealable(op, rec, epoch); err != nil {
+		return Manifest{}, err
+	}
+	if err := syncMount(s.mountPoint(k)); err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	if err := s.detach(op, k); err != nil {
+		return Manifest{}, err
+	}
+	if err := s.at("seal.detached"); err != nil {
+		return Manifest{}, errs.Wrap(op, k.String(), err)
+	}
+	image, err := os.Open(s.image(k))
+	if err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	defer func() { _ = image.Close() }()
+	if err := image.Sync(); err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	m, err := s.snap.Snapshot(ctx, rec, image)
+	return m, errs.Wrap(op, k.String(), err)
+}
+
+// sealable refuses every epoch but the one that the disk was attached for. A session that was
+// active but wrote nothing has not been activated here: the disk is its epoch's all the same.
+func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error) {
+	if rec.Attached != epoch {
+		return rec, errs.E(op, errkind.StaleEpoch, rec.Key().String(),
+			fmt.Sprintf("the disk belongs to epoch %s, not %s", rec.Attached, epoch))
+	}
+	if rec.State == Clean {
+		return rec, nil
+	}
+	next := rec.activated(epoch)
+	if next == rec {
+		return rec, nil
+	}
+	return next, errs.Wrap(op, rec.Key().String(), s.save(next))
+}
+
+// Commit marks the disk clean: m is the session's committed head. Idempotent.
+func (s *Store) Commit(m Manifest) error {
+	const op = "commit disk"
+	k := Key{m.Session, m.Generation}
+	defer s.lock(k)()
+	rec, err := s.load(k)
+	if err != nil {
+		return errs.Wrap(op, k.String(), err)
+	}
+	if rec.State == Clean && rec.Base == m.ID {
+		return nil
+	}
+	if rec.State != Dirty || rec.Epoch != m.Epoch || s.isActive(k) {
+		return errs.E(op, errkind.StaleEpoch, k.String(), fmt.Sprintf("the disk is %s in epoch %s, not as sealed in %s", rec.State, rec.Epoch, m.Epoch))
+	}
+	rec.State, rec.Base = Clean, m.ID
+	return errs.Wrap(op, k.String(), s.save(rec))
+}
+
+// syncMount writes everything that the session wrote into the image; nothing is mounted is fine.
+func syncMount(point string) error {
+	mounted, err := isMounted(point)
+	if err != nil || !mounted {
+		return err
+	}
+	d, err := os.Open(point)
+	if err != nil {
+		return fmt.Errorf("open disk: %w", err)
+	}
+	defer func() { _ = d.Close() }()
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		return fmt.Errorf("sync disk: %w", err)
+	}
+	return nil
+}

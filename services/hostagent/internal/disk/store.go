@@ -1,0 +1,259 @@
+// Package disk keeps the disks of the sessions of one host: one sparse ext4 image each, whose size
+// is the quota, attached by loop device and used as the upper layer of the session's root.
+//
+// It guarantees that an image is handed out only if it is provably the session's newest disk (or a
+// blank one for a session that never ran); that every statement of a record is on stable storage
+// before it becomes true; that no image is mounted twice; that the pool cannot run out of space
+// under a loop device; and that a crash at any point leaves something that List shows.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// Sizes of an image in bytes.
+const (
+	MinSize   = 16 << 20
+	MaxSize   = 16 << 40
+	SizeUnit  = 4096
+	loopGrace = 5 * time.Second
+)
+
+// Config of a store.
+type Config struct {
+	// Dir holds everything: images, blanks and mount points.
+	Dir string
+	// Reserve is kept free in the pool beyond the promises made to active sessions, in bytes.
+	Reserve uint64
+	// Blanks kept ready per size; see Blanks.
+	Blanks Blanks
+	// Snapshotter turns a quiet image into a manifest when a session sleeps; nil means Local.
+	Snapshotter Snapshotter
+	Log         *slog.Logger
+}
+
+// Want asks for the disk of one wake.
+type Want struct {
+	Key
+	// Epoch of this wake.
+	Epoch ids.Epoch
+	// Head of the session's manifests, empty if it never slept.
+	Head string
+	// LastActive is the last epoch that was ever active, zero if none.
+	LastActive ids.Epoch
+	// Fresh is true for the first wake of a generation: only then a blank disk is handed out.
+	Fresh bool
+	// Size of a fresh disk in bytes; an existing one keeps its own.
+	Size uint64
+	// Image is the digest that a fresh disk is pinned to.
+	Image     string
+	Ephemeral bool
+}
+
+// Attachment is a disk that is mounted on the host. Root holds the folders Upper and Work, and is
+// entered with Beneath alone.
+type Attachment struct {
+	Record
+	Root string
+	// Created is true if the disk holds nothing of the session yet.
+	Created bool
+	Steps   []steps.Time
+}
+
+// Folders of a disk.
+const (
+	Upper = "upper"
+	Work  = "work"
+)
+
+// Store is safe for concurrent use; calls for one key wait for each other.
+type Store struct {
+	dir     string
+	reserve uint64
+	snap    Snapshotter
+	log     *slog.Logger
+	run     steps.Runner
+	fault   func(step string) error
+
+	blanks *blanks
+	mu     sync.Mutex
+	busy   map[Key]*sync.Mutex
+	active map[Key]uint64 // attached disks and their quota; also those being attached
+}
+
+// Open makes or reopens the store in cfg.Dir and begins to make blanks. Disks that an earlier
+// process left mounted stay attached.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	return open(ctx, cfg, nil)
+}
+
+func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, error) {
+	const op = "open disk store"
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
+	}
+	s := &Store{
+		dir: dir, reserve: cfg.Reserve, snap: cfg.Snapshotter, log: cfg.Log, fault: fault,
+		busy: map[Key]*sync.Mutex{}, active: map[Key]uint64{},
+	}
+	if s.snap == nil {
+		s.snap = Local{}
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.run.Fault = fault
+	for _, d := range []string{"sessions", "blanks", "mnt"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, errs.E(op, errkind.Internal, dir, err)
+		}
+	}
+	if err := shareMounts(filepath.Join(dir, "mnt")); err != nil {
+		return nil, errs.E(op, errkind.Internal, dir, err)
+	}
+	if err := s.adopt(); err != nil {
+		return nil, errs.E(op, errkind.Internal, dir, err)
+	}
+	s.blanks = newBlanks(ctx, s, cfg.Blanks)
+	return s, nil
+}
+
+// adopt takes the disks that are still mounted as attached.
+func (s *Store) adopt() error {
+	inv, err := s.inventory()
+	if err != nil {
+		return err
+	}
+	for _, d := range inv.Disks {
+		if d.Mounted {
+			s.active[d.ID] = d.Size
+		}
+	}
+	return nil
+}
+
+// Close ends the making of blanks. Attached disks stay attached for the next Open.
+func (s *Store) Close() error {
+	s.blanks.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.active) > 0 {
+		return nil
+	}
+	return unshareMounts(filepath.Join(s.dir, "mnt"))
+}
+
+// lock serialises the calls for one key.
+func (s *Store) lock(k Key) func() {
+	s.mu.Lock()
+	m := s.busy[k]
+	if m == nil {
+		m = &sync.Mutex{}
+		s.busy[k] = m
+	}
+	s.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
+func (s *Store) at(step string) error {
+	if s.fault == nil {
+		return nil
+	}
+	return s.fault(step)
+}
+
+func (s *Store) isActive(k Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.active[k]
+	return ok
+}
+
+func (w Want) check() error {
+	const op = "attach disk"
+	if _, err := ids.ParseSessionKey(string(w.Session)); err != nil {
+		return errs.E(op, errkind.Invalid, "", err)
+	}
+	if w.Generation.IsZero() || w.Epoch.IsZero() {
+		return errs.E(op, errkind.Invalid, w.Key.String(), "generation and epoch must be given")
+	}
+	if !w.Fresh {
+		return nil
+	}
+	if w.Head != "" || !w.LastActive.IsZero() {
+		return errs.E(op, errkind.Invalid, w.Key.String(), "a session that slept or was active is not fresh")
+	}
+	if w.Image == "" {
+		return errs.E(op, errkind.Invalid, w.Key.String(), "a fresh disk needs the digest of its image")
+	}
+	return checkSize(w.Size)
+}
+
+func checkSize(size uint64) error {
+	if size < MinSize || size > MaxSize || size%SizeUnit != 0 {
+		return errs.Errorf("attach disk", errkind.Invalid,
+			"disk size %d must be a multiple of %d between %d and %d bytes", size, SizeUnit, MinSize, MaxSize)
+	}
+	return nil
+}
+
+// find loads the record that w may use, or makes up the one of a fresh disk (exists is false then).
+func (s *Store) find(w Want) (rec Record, exists bool, err error) {
+	const op = "attach disk"
+	rec, err = s.load(w.Key)
+	switch {
+	case errs.Is(err, errkind.NotFound) && w.Fresh:
+		return Record{
+			Format: Format, Session: w.Session, Generation: w.Generation, State: Blank,
+			Size: w.Size, Image: w.Image, Ephemeral: w.Ephemeral,
+		}, false, nil
+	case err != nil:
+		return rec, false, err
+	case rec.VMWritten:
+		return rec, true, errs.E(op, errkind.Refused, w.Key.String(),
+			"a virtual machine wrote this disk; it wakes in a virtual machine only")
+	case w.Fresh && rec.State != Blank:
+		return rec, true, errs.E(op, errkind.Conflict, w.Key.String(),
+			"asked for a fresh disk, but this generation was already active here")
+	case !w.Fresh && !rec.Usable(w.Head, w.LastActive):
+		return rec, true, errs.Errorf(op, errkind.StaleEpoch,
+			"the local disk %s (%s, epoch %s, base %q) is not the newest: head %q, last active %s",
+			w.Key, rec.State, rec.Epoch, rec.Base, w.Head, w.LastActive)
+	}
+	if _, err := os.Lstat(s.image(w.Key)); errors.Is(err, fs.ErrNotExist) {
+		return rec, true, errs.E(op, errkind.DataLoss, w.Key.String(), "the record is there but the image is not")
+	}
+	return rec, true, nil
+}
+
+// List returns everything that the store finds, owned or not.
+func (s *Store) List() (Inventory, error) {
+	inv, err := s.inventory()
+	if err != nil {
+		return inv, errs.E("list disks", errkind.Internal, s.dir, err)
+	}
+	return inv, nil
+}
+
+// Get returns the record of one disk; NotFound if this host has none.
+func (s *Store) Get(k Key) (Record, error) {
+	defer s.lock(k)()
+	return s.load(k)
+}
+
+func fmtBytes(n uint64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
