@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/tools/runtimes/cache"
+	"github.com/berth-dev/berth/tools/runtimes/debian"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
@@ -149,22 +150,7 @@ func linkAll(from, to string) error {
 // needCompiler makes sure that runc can be built: a C compiler, pkg-config and a
 // static libseccomp. It installs them where it may.
 func needCompiler(ctx context.Context, log io.Writer) error {
-	missing := missingPackages()
-	if len(missing) == 0 {
-		return nil
-	}
-	names := strings.Join(missing, " ")
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return fmt.Errorf("runc needs a C compiler, pkg-config and static libseccomp; install them (Debian: apt-get install %s)", names)
-	}
-	fmt.Fprintf(log, "installing %s ... ", names)
-	args := append([]string{"install", "-y", "--no-install-recommends"}, missing...)
-	cmd := exec.CommandContext(ctx, "apt-get", args...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("apt-get install %s: %w\n%s", names, err, tail(string(out), 10))
-	}
-	return nil
+	return debian.Install(ctx, log, "building runc", missingPackages()...)
 }
 
 func missingPackages() []string {

@@ -1,0 +1,43 @@
+// Command image makes the container images that sessions start from, and prints
+// the path of the OCI layout:
+//
+//	go run ./tools/image                the default session image (Debian)
+//	go run ./tools/image --image REF    that image: an OCI layout directory, an OCI
+//	                                    or docker archive, or a registry reference
+//	go run ./tools/image --busybox      a tiny image for tests
+//
+// It guarantees that the printed layout is complete; a second run prints the same
+// path at once.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/berth-dev/berth/tools/image/builder"
+)
+
+func main() {
+	ref := flag.String("image", os.Getenv(builder.EnvImage), "use this image (default $"+builder.EnvImage+")")
+	busybox := flag.Bool("busybox", false, "make the tiny image for tests")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	path, err := layout(ctx, *ref, *busybox)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+	fmt.Println(path)
+}
+
+func layout(ctx context.Context, ref string, busybox bool) (string, error) {
+	if busybox {
+		return builder.Busybox(ctx, os.Stderr)
+	}
+	return builder.Default(ctx, ref, os.Stderr)
+}
