@@ -1,0 +1,214 @@
+// Package driver is the contract between hostagent and what makes sandboxes on one host.
+//
+// A driver guarantees that Create gives either a running sandbox, walled off as its Capabilities
+// say, or nothing at all; that everything it ever made is found again by List, also half-made and
+// by a later process; and that Stop takes all of it away. It never touches a session's disk beyond
+// mounting it, and never takes a mounted disk away: that is the caller's.
+//
+// The suite in drivertest holds every driver to this.
+package driver
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// Tier is the isolation wall, as named in configuration and on the bus.
+type Tier string
+
+// The tiers that drivers here know.
+const (
+	Container Tier = "container"
+	GVisor    Tier = "gvisor"
+	Null      Tier = "null"
+)
+
+// Driver makes and removes sandboxes. It is safe for concurrent use; calls that concern one
+// sandbox wait for each other. Errors are of internal/errs.
+type Driver interface {
+	Capabilities() Capabilities
+	// Create starts the sandbox of spec and returns when its first process runs; what that says is
+	// for the caller to read from the channel. It is idempotent: the same session, generation and
+	// epoch again return the sandbox that runs. Kinds: Invalid (the spec), Busy (another epoch of
+	// the session has compute here, or the disk is in use), NoCapacity, Unavailable (the runtime
+	// does not answer; try again), Unimplemented (the tier or a limit that cannot be honoured),
+	// Deadline, Internal. After an error nothing of it is left, or List shows what is.
+	Create(ctx context.Context, spec Spec) (Sandbox, error)
+	// Stop kills the sandbox and removes all that was made for it. A sandbox that does not exist,
+	// or is half gone, is fine. Kinds: Busy (a mount is still in use), Unavailable, Internal; call
+	// it again until it is nil.
+	Stop(ctx context.Context, id ids.SandboxID) error
+	// List returns everything that this driver made on this host, in whatever state it is. An
+	// error means that nothing is known: never take it for an empty list.
+	List(ctx context.Context) ([]Found, error)
+	// Close lets go of the driver's own resources; running sandboxes go on for the next driver.
+	Close() error
+}
+
+// Watcher tells of the end of sandboxes. Events that happened while nobody watched are told once
+// the watch begins, as far as the state still shows them. The channel closes with ctx; a watcher
+// that falls behind blocks nobody but itself.
+type Watcher interface {
+	Watch(ctx context.Context) (<-chan Event, error)
+}
+
+// Meter reads what a sandbox uses. NotFound if it does not run.
+type Meter interface {
+	Stats(ctx context.Context, id ids.SandboxID) (Stats, error)
+}
+
+// Freezer stops every process of a sandbox from running, and lets them run again. Idempotent;
+// NotFound if it does not run.
+type Freezer interface {
+	Freeze(ctx context.Context, id ids.SandboxID) error
+	Thaw(ctx context.Context, id ids.SandboxID) error
+}
+
+// Checker says in one clear sentence why this host cannot run the driver's sandboxes, before
+// anything is made.
+type Checker interface {
+	Preflight(ctx context.Context) error
+}
+
+// Capabilities are what a driver really does on this host. The suite skips by them alone.
+type Capabilities struct {
+	Tiers []Tier
+	// Isolated: own PID, IPC, UTS, network and mount namespaces (or a kernel of its own).
+	Isolated bool
+	// UserNamespace: root inside is nobody outside.
+	UserNamespace bool
+	// Disk: the root is the image with the session's disk on top.
+	Disk bool
+	// Memory, PIDs, CPU: the limit is enforced.
+	Memory, PIDs, CPU bool
+	// OOMKillsAll: running out of memory ends the whole sandbox, not one process.
+	OOMKillsAll bool
+	// Adopts: a new driver on the same state finds and serves what runs.
+	Adopts bool
+	// Holds: the guest's input stays open when its only writer dies.
+	Holds bool
+	// Missing says for people what was tried and is not there.
+	Missing []string
+}
+
+// Limits of one sandbox; all are required.
+type Limits struct {
+	CPUMillis   uint32 // thousandths of a core
+	MemoryBytes uint64
+	PIDs        uint32
+}
+
+// Image is an unpacked image. Lower is a folder that no sandbox can write.
+type Image struct {
+	Digest string
+	Lower  string
+	Env    []string
+}
+
+// Spec asks for one sandbox.
+type Spec struct {
+	Session    ids.SessionKey
+	Generation ids.Generation
+	Epoch      ids.Epoch
+	Tier       Tier
+	Image      Image
+	// Disk is where the session's disk is mounted on the host; it holds the folders upper and work.
+	Disk string
+	// RunDir on the host appears read-only as /run/berth; files that are renamed into it later
+	// appear as well.
+	RunDir string
+	// Guest is the host's path of the guest agent, which appears as /run/berth/guest; empty if the
+	// image brings its own Init.
+	Guest string
+	// Init is the first process; empty means the guest agent.
+	Init     []string
+	Env      []string
+	Hostname string
+	Limits   Limits
+}
+
+// Channel is the byte stream to the first process: two named pipes. The caller opens them; the
+// driver keeps the guest's ends alive while nobody has them open.
+type Channel struct {
+	Stdin  string
+	Stdout string
+}
+
+// Sandbox is running compute.
+type Sandbox struct {
+	ID         ids.SandboxID
+	Session    ids.SessionKey
+	Generation ids.Generation
+	Epoch      ids.Epoch
+	Tier       Tier
+	Channel    Channel
+	// PID of the first process as the host sees it; 0 if it has none.
+	PID int
+	// Cgroup is the path of the sandbox's cgroup below each hierarchy's root; empty if none.
+	Cgroup string
+	// Steps of the Create that made it; empty when it was adopted.
+	Steps []steps.Time
+}
+
+// State of something that List found.
+type State string
+
+const (
+	// Running: the first process lives.
+	Running State = "running"
+	// Exited: it ran and ended by itself; Stop removes the rest.
+	Exited State = "exited"
+	// Partial: half-made or half-removed; Stop removes it.
+	Partial State = "partial"
+)
+
+// Found is one sandbox, or what is left of one. Session, Generation and Epoch are zero if no
+// record tells them any more.
+type Found struct {
+	Sandbox
+	State State
+	// Parts names what exists of it, for people.
+	Parts []string
+}
+
+// EventKind says what happened to a sandbox.
+type EventKind string
+
+const (
+	// EventExited: the first process ended; ExitStatus says how.
+	EventExited EventKind = "exited"
+	// EventOOM: a process was killed for memory.
+	EventOOM EventKind = "oom"
+)
+
+// Event is the news of one sandbox.
+type Event struct {
+	ID         ids.SandboxID
+	Kind       EventKind
+	ExitStatus uint32
+	At         time.Time
+}
+
+// Stats is what a sandbox uses now, and used since it began.
+type Stats struct {
+	CPU         time.Duration
+	MemoryBytes uint64
+	Processes   uint32
+	OOMKills    uint64
+}
+
+// ID names the sandbox of one epoch. It follows from the three, so that whoever repeats a Create or
+// a Stop means the same sandbox.
+func ID(s ids.SessionKey, g ids.Generation, e ids.Epoch) ids.SandboxID {
+	sum := sha256.Sum256([]byte(s.String() + "." + g.String() + "." + e.String()))
+	enc := base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+	return ids.SandboxID("b" + enc.EncodeToString(sum[:16]))
+}
+
+// ID names the sandbox that the spec asks for.
+func (s Spec) ID() ids.SandboxID { return ID(s.Session, s.Generation, s.Epoch) }
