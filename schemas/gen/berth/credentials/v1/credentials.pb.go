@@ -250,11 +250,14 @@ type RenewSecret struct {
 	Grant string                 `protobuf:"bytes,1,opt,name=grant,proto3" json:"grant,omitempty"`
 	Proof []byte                 `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
 	Actor *v1.Actor              `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
-	// When identity last verified a user token of this principal: with this very request.
+	// When identity verified the user's token that came with this very request.
+	// Absent when no live token came along; then the time in the grant counts on.
 	TokenVerifiedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=token_verified_at,json=tokenVerifiedAt,proto3" json:"token_verified_at,omitempty"`
 	TokenExpiresAt  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=token_expires_at,json=tokenExpiresAt,proto3" json:"token_expires_at,omitempty"`
 	// The signed input is bound to this request.
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Time of the client's envelope; part of the signed input.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -329,6 +332,13 @@ func (x *RenewSecret) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *RenewSecret) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
 }
 
 // RenewReply carries the fresh grant sealed to reply_key.
@@ -874,7 +884,7 @@ const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\tR\x06sender\x12\x1b\n" +
-	"\treply_key\x18\x03 \x01(\tR\breplyKey\"\x92\x02\n" +
+	"\treply_key\x18\x03 \x01(\tR\breplyKey\"\xc2\x02\n" +
 	"\vRenewSecret\x12\x14\n" +
 	"\x05grant\x18\x01 \x01(\tR\x05grant\x12\x14\n" +
 	"\x05proof\x18\x02 \x01(\fR\x05proof\x12*\n" +
@@ -882,7 +892,8 @@ const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\x11token_verified_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0ftokenVerifiedAt\x12D\n" +
 	"\x10token_expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0etokenExpiresAt\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"\x82\x01\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12.\n" +
+	"\x04time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x82\x01\n" +
 	"\n" +
 	"RenewReply\x12!\n" +
 	"\fsealed_grant\x18\x01 \x01(\fR\vsealedGrant\x12\x16\n" +
@@ -963,21 +974,22 @@ var file_berth_credentials_v1_credentials_proto_depIdxs = []int32{
 	14, // 5: berth.credentials.v1.RenewSecret.actor:type_name -> berth.core.v1.Actor
 	15, // 6: berth.credentials.v1.RenewSecret.token_verified_at:type_name -> google.protobuf.Timestamp
 	15, // 7: berth.credentials.v1.RenewSecret.token_expires_at:type_name -> google.protobuf.Timestamp
-	15, // 8: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
-	13, // 9: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
-	9,  // 10: berth.credentials.v1.JwksReply.revoked:type_name -> berth.credentials.v1.RevokedGeneration
-	16, // 11: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
-	15, // 12: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
-	13, // 13: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
-	13, // 14: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
-	14, // 15: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
-	15, // 16: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
-	15, // 17: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	15, // 8: berth.credentials.v1.RenewSecret.time:type_name -> google.protobuf.Timestamp
+	15, // 9: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
+	13, // 10: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
+	9,  // 11: berth.credentials.v1.JwksReply.revoked:type_name -> berth.credentials.v1.RevokedGeneration
+	16, // 12: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
+	15, // 13: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
+	13, // 14: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
+	13, // 15: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
+	14, // 16: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
+	15, // 17: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
+	15, // 18: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_berth_credentials_v1_credentials_proto_init() }

@@ -84,7 +84,8 @@ func (x *SealedRequest) GetSender() string {
 // Envelope is sealed whole; no part of it is ever on the bus in the clear.
 type Envelope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The user's token (JWT).
+	// The user's token (JWT). A renewal may go without one, or carry one that has expired:
+	// then the grant's maximum time since the last verification runs on.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// Unique per request and principal; the key of idempotency together with session key and verb.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

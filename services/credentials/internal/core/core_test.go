@@ -1,0 +1,168 @@
+package core
+
+import (
+	"crypto/ed25519"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the code decides into testdata")
+
+var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func testPolicy() Policy {
+	return Policy{TTL: 15 * time.Minute, MaxAuth: 12 * time.Hour, Rotate: 24 * time.Hour, Ahead: time.Hour}
+}
+
+// TestDecisions runs testdata/*.txt: an event, a line of dashes, and what is
+// decided; one state lives through a script. Run with -rewrite to accept what
+// the code says now.
+func TestDecisions(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.txt")
+	if len(files) == 0 {
+		t.Fatal("testdata holds no scripts")
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
+	}
+}
+
+func runScript(t *testing.T, file string) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewState(testPolicy())
+	var out strings.Builder
+	for block := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
+		input, _, _ := strings.Cut(block, "\n----")
+		lines := strings.Split(input, "\n")
+		last := lines[len(lines)-1]
+		out.WriteString(input + "\n")
+		if !strings.HasPrefix(last, "#") {
+			out.WriteString("----\n" + step(t, &s, last))
+		}
+		out.WriteByte('\n')
+	}
+	got := strings.TrimSpace(out.String()) + "\n"
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if got != string(raw) {
+		t.Errorf("%s is not what the code decides; got:\n%s", file, got)
+	}
+}
+
+type words map[string]string
+
+func (w words) or(key, def string) string {
+	if v, ok := w[key]; ok {
+		return v
+	}
+	return def
+}
+
+func (w words) at(t *testing.T, key, def string) time.Time {
+	t.Helper()
+	d, err := time.ParseDuration(w.or(key, def))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return epoch0.Add(d)
+}
+
+func (w words) session(t *testing.T) Session {
+	t.Helper()
+	g, err1 := ids.ParseGeneration(w.or("gen", "1-10"))
+	e, err2 := ids.ParseEpoch(w.or("epoch", "1-12"))
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return Session{Generation{ids.Tenant(w.or("of", "acme")), "sone", g}, e}
+}
+
+func (w words) actor() Actor {
+	return Actor{ids.Tenant(w.or("tenant", "acme")), ids.Frontend(w.or("frontend", "web")), w.or("issuer", "https://idp"), w.or("subject", "alice")}
+}
+
+func step(t *testing.T, s *State, line string) string {
+	fields := strings.Fields(line)
+	w := words{}
+	for _, f := range fields[1:] {
+		k, v, _ := strings.Cut(f, "=")
+		w[k] = v
+	}
+	now := w.at(t, "now", "0s")
+	var ev Event
+	switch fields[0] {
+	case "tick":
+		ev = Tick{}
+	case "made":
+		ev = KeyMade{SigningKey{ids.KeyID(w["key"]), w.at(t, "from", "0s")}}
+	case "mint":
+		ev = Mint{Session: w.session(t), Actor: w.actor(), Host: "h1", Confirm: grant.Confirm(make(ed25519.PublicKey, 32)), Verified: w.at(t, "verified", w.or("now", "0s")), ID: "g1"}
+	case "renew":
+		on := w.session(t)
+		old := claimsOf(Mint{Session: on, Actor: Actor{on.Tenant, "web", "https://idp", "alice"}, Host: "h1", Verified: w.at(t, "auth", "0s"), ID: "g1"})
+		e := Renew{Old: old, Actor: w.actor(), ID: "g2"}
+		if w["token"] == "none" {
+			e.Actor.Issuer, e.Actor.Subject = "", ""
+		} else {
+			e.Verified = now
+		}
+		ev = e
+	case "revoke":
+		ev = Revoke{w.session(t).Generation, "deleted by the user"}
+	case "datakey":
+		r := w.session(t)
+		asked := words{"gen": w.or("ask-gen", r.Generation.Generation.String()), "epoch": w.or("ask-epoch", r.Epoch.String())}.session(t)
+		ev = DataKey{Host: ids.Host(w.or("host", "h1")), Session: asked,
+			Record: Record{Found: w["record"] != "none", Session: r, Host: "h1", Awake: w["state"] != "asleep"}}
+	default:
+		t.Fatalf("unknown step %q", line)
+	}
+	next, cmds, err := Decide(*s, ev, now)
+	*s = next
+	return render(cmds, err)
+}
+
+func render(cmds []Command, err error) string {
+	var b strings.Builder
+	for _, c := range cmds {
+		switch c := c.(type) {
+		case MakeKey:
+			fmt.Fprintf(&b, "make key %s from=%s\n", c.Key.ID, since(c.Key.From))
+		case Sign:
+			fmt.Fprintf(&b, "sign with %s: %s for %s gen=%s epoch=%s host=%s auth=%s exp=%s\n", c.Key, c.Claims.ID, c.Claims.Principal.Subject,
+				c.Claims.Generation, c.Claims.Epoch, c.Claims.Host, since(time.Unix(c.Claims.AuthTime, 0)), since(c.Claims.ExpiresAt()))
+		case StoreRevocation:
+			fmt.Fprintf(&b, "store revocation gen=%s until=%s\n", c.Generation.Generation, since(c.Until))
+		case Audit:
+			fmt.Fprintf(&b, "audit %s %s grant=%s %s\n", c.What, c.Actor.Subject, c.GrantID, c.Reason)
+		default:
+			fmt.Fprintf(&b, "%s %+v\n", strings.TrimPrefix(fmt.Sprintf("%T", c), "core."), c)
+		}
+	}
+	var r *Refusal
+	if errors.As(err, &r) {
+		fmt.Fprintf(&b, "%s: %s\n", r.Kind, r.Reason)
+	} else if err != nil {
+		fmt.Fprintf(&b, "error: %v\n", err)
+	}
+	if b.Len() == 0 {
+		return "nothing\n"
+	}
+	return b.String()
+}
+
+func since(at time.Time) string { return "+" + at.Sub(epoch0).String() }
