@@ -1,9 +1,10 @@
 //go:build linux
 
-// Command containerd-shim-berthrunsc-v1 is gVisor's shim with two changes: it
+// Command containerd-shim-berthrunsc-v1 is gVisor's shim with three changes: it
 // holds the standard streams of every task from Create to Delete (see package
-// hold), and it starts on hosts without CAP_SYS_RESOURCE, where the stock shim
-// refuses because it may not lower its own oom_score_adj.
+// hold), it starts on hosts without CAP_SYS_RESOURCE, where the stock shim refuses
+// because it may not lower its own oom_score_adj, and it answers Shutdown while
+// other containers of its sandbox live, where the stock shim breaks the call.
 //
 // It runs one process per sandbox: tasks that carry the annotation
 // io.kubernetes.cri.sandbox-id of an existing task join its shim.
@@ -94,6 +95,17 @@ func (s *service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 	resp, err := s.TaskService.Delete(ctx, r)
 	if err == nil && r.ExecID == "" {
 		s.held.Release(r.ID)
+	}
+	return resp, err
+}
+
+// Shutdown ends the shim if it has no tasks left. While it has some, the stock
+// service answers neither with a message nor with an error, which the transport
+// refuses to send, and containerd then fails the Delete that led to the call.
+func (s *service) Shutdown(ctx context.Context, r *task.ShutdownRequest) (*emptypb.Empty, error) {
+	resp, err := s.TaskService.Shutdown(ctx, r)
+	if resp == nil && err == nil {
+		resp = &emptypb.Empty{}
 	}
 	return resp, err
 }

@@ -1,0 +1,302 @@
+package smoke
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/oci"
+
+	"github.com/berth-dev/berth/tools/runtimes/locate"
+)
+
+// envAttach makes the test binary act as a host process attached to two pipes.
+const envAttach = "BERTH_SMOKE_ATTACH"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(envAttach); dir != "" {
+		attach(dir)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// attach sends one line to the container, prints the answer and then stays until
+// it is killed, as the only reader and writer of the container's streams.
+func attach(dir string) {
+	in, err := os.OpenFile(filepath.Join(dir, "stdin"), os.O_WRONLY, 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	out, err := os.OpenFile(filepath.Join(dir, "stdout"), os.O_RDONLY, 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Fprintf(in, "hello from %d\n", os.Getpid())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	fmt.Printf("%s|%v\n", strings.TrimSpace(line), err)
+	time.Sleep(time.Hour)
+}
+
+// attachAndDie runs attach in a process of its own and kills it after the echo.
+func attachAndDie(t *testing.T, dir string) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), envAttach+"="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(15*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	cmd.Process.Kill()
+	cmd.Wait()
+	if want := fmt.Sprintf("hello from %d|<nil>\n", cmd.Process.Pid); line != want {
+		t.Fatalf("the container echoes %q, %v; want %q", line, err, want)
+	}
+}
+
+// pipes are streams that containerd's client neither opens nor reads.
+type pipes struct{ config cio.Config }
+
+func (p pipes) Config() cio.Config { return p.config }
+func (pipes) Cancel()              {}
+func (pipes) Wait()                {}
+func (pipes) Close() error         { return nil }
+
+func newPipes(t *testing.T, dir string) cio.Creator {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := cio.Config{Stdin: dir + "/stdin", Stdout: dir + "/stdout", Stderr: dir + "/stderr"}
+	for _, path := range []string{c.Stdin, c.Stdout, c.Stderr} {
+		if err := syscall.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func(string) (cio.IO, error) { return pipes{c}, nil }
+}
+
+// create makes a container of a sandbox and its task, whose process 1 is cat.
+func (e *env) create(t *testing.T, handler, id, sandbox string) client.Task {
+	t.Helper()
+	kind := locate.TypeContainer
+	if id == sandbox {
+		kind = locate.TypeSandbox
+	}
+	container, err := e.client.NewContainer(e.ctx, id,
+		client.WithImage(e.image),
+		client.WithNewSnapshot(id, e.image),
+		e.runtime(handler),
+		client.WithNewSpec(oci.WithImageConfig(e.image), oci.WithProcessArgs("cat"),
+			oci.WithAnnotations(map[string]string{
+				locate.AnnotationType:      kind,
+				locate.AnnotationSandboxID: sandbox,
+			})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.NewTask(e.ctx, newPipes(t, filepath.Join(e.dir, id)))
+	if err != nil {
+		t.Fatalf("create: %v\n%s", err, e.log())
+	}
+	return task
+}
+
+// finish kills and deletes a task and its container.
+func (e *env) finish(t *testing.T, id string) {
+	t.Helper()
+	container, err := e.client.LoadContainer(e.ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.Task(e.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exited, err := task.Wait(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := task.Kill(e.ctx, syscall.SIGKILL); err != nil {
+		t.Fatalf("kill: %v", err)
+	}
+	if status := <-exited; status.ExitCode() != 137 {
+		t.Errorf("exit code %d, %v; want 137", status.ExitCode(), status.Error())
+	}
+	if _, err := task.Delete(e.ctx); err != nil {
+		t.Fatalf("delete: %v", err)
+	}
+	if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exec runs a shell command in the task and returns its output and exit code.
+func (e *env) exec(t *testing.T, task client.Task, command string) (string, uint32) {
+	t.Helper()
+	spec, err := task.Spec(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := *spec.Process
+	process.Args = []string{"sh", "-c", command}
+	var out bytes.Buffer
+	id := fmt.Sprintf("exec-%d", time.Now().UnixNano())
+	p, err := task.Exec(e.ctx, id, &process, cio.NewCreator(
+		cio.WithStreams(nil, &out, io.Discard), cio.WithFIFODir(filepath.Join(e.dir, "fifo"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exited, err := p.Wait(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(e.ctx); err != nil {
+		t.Fatalf("exec: %v", err)
+	}
+	status := <-exited
+	if _, err := p.Delete(e.ctx); err != nil {
+		t.Fatalf("delete exec: %v", err)
+	}
+	return out.String(), status.ExitCode()
+}
+
+var handlers = map[string]string{"runc": locate.HandlerRunc, "runsc": locate.HandlerRunsc}
+
+// A container's channel survives every process that ever used it.
+func TestChannelOutlivesItsUsers(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			id := "chan-" + name
+			start := time.Now()
+			task := e.create(t, handler, id, id)
+			if err := task.Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("create and start: %v", time.Since(start).Round(time.Millisecond))
+			for range 5 {
+				attachAndDie(t, filepath.Join(e.dir, id))
+			}
+			e.finish(t, id)
+		})
+	}
+}
+
+func TestExec(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			id := "exec-" + name
+			task := e.create(t, handler, id, id)
+			if err := task.Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			out, code := e.exec(t, task, "id -u; echo hello > /tmp/f; cat /tmp/f; exit 7")
+			if out != "0\nhello\n" || code != 7 {
+				t.Errorf("exec: %q, code %d", out, code)
+			}
+			e.finish(t, id)
+		})
+	}
+}
+
+// The containers of a sandbox share one shim; other sandboxes have their own.
+func TestOneShimPerSandbox(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			pod, inner, other := "pod-"+name, "work-"+name, "other-"+name
+			for id, sandbox := range map[string]string{pod: pod, other: other} {
+				if err := e.create(t, handler, id, sandbox).Start(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := e.create(t, handler, inner, pod).Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if shims := e.shims(t); len(shims) != 2 {
+				t.Errorf("shims %v; want two, for two sandboxes", shims)
+			}
+			for _, id := range []string{pod, inner, other} {
+				attachAndDie(t, filepath.Join(e.dir, id))
+			}
+			for _, id := range []string{inner, pod, other} {
+				e.finish(t, id)
+			}
+		})
+	}
+}
+
+// Containers and their channels survive the death of containerd.
+func TestContainerdDies(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		id := "surv-" + name
+		if err := e.create(t, handler, id, id).Start(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.killDaemon(t)
+	for name := range handlers {
+		attachAndDie(t, filepath.Join(e.dir, "surv-"+name))
+	}
+	e.startDaemon(t)
+	for name := range handlers {
+		attachAndDie(t, filepath.Join(e.dir, "surv-"+name))
+		e.finish(t, "surv-"+name)
+	}
+}
+
+// An explicit CloseIO still gives the container end of file.
+func TestCloseIOEndsTheInput(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			id := "close-" + name
+			task := e.create(t, handler, id, id)
+			exited, err := task.Wait(e.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := task.Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			attachAndDie(t, filepath.Join(e.dir, id))
+			if err := task.CloseIO(e.ctx, client.WithStdinCloser); err != nil {
+				t.Fatal(err)
+			}
+			if status := <-exited; status.ExitCode() != 0 {
+				t.Errorf("cat exits with %d, %v; want 0", status.ExitCode(), status.Error())
+			}
+			container, err := e.client.LoadContainer(e.ctx, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := task.Delete(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
