@@ -1,0 +1,377 @@
+package box
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/services/hostagent/guest/wire"
+)
+
+// tracker holds one piece of work for every exec that runs, attached or not.
+type tracker struct {
+	box *Box
+	mu  sync.Mutex
+	// running maps a key to the end of its piece of work and to how many streams watch it.
+	running map[string]*tracked
+	polling bool
+	closed  bool
+}
+
+type tracked struct {
+	done     func()
+	watchers int
+}
+
+func (t *tracker) init(b *Box) { t.box, t.running = b, map[string]*tracked{} }
+
+// adopt notes an exec that runs and that nobody is attached to.
+func (t *tracker) adopt(ctx context.Context, key string) error {
+	err := t.watch(ctx, key)
+	if err == nil {
+		t.unwatch(key)
+	}
+	return err
+}
+
+// watch notes that key runs, or is about to, and that a stream sees its end.
+func (t *tracker) watch(ctx context.Context, key string) error {
+	t.mu.Lock()
+	if e := t.running[key]; e != nil {
+		e.watchers++
+		t.mu.Unlock()
+		return nil
+	}
+	t.mu.Unlock()
+	done, err := t.box.gate.Admit(ctx)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.running[key]; e != nil {
+		e.watchers++
+		done()
+		return nil
+	}
+	if t.closed {
+		done()
+		return errs.E("exec", errkind.Unavailable, key, "the session goes to sleep")
+	}
+	t.running[key] = &tracked{done: done, watchers: 1}
+	return nil
+}
+
+// unwatch: the stream ended before the exec did.
+func (t *tracker) unwatch(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.running[key]; e != nil {
+		e.watchers--
+	}
+}
+
+// ended: the exec is over.
+func (t *tracker) ended(key string) {
+	t.mu.Lock()
+	e := t.running[key]
+	delete(t.running, key)
+	t.mu.Unlock()
+	if e != nil {
+		e.done()
+	}
+}
+
+func (t *tracker) close() {
+	t.mu.Lock()
+	t.closed = true
+	all := t.running
+	t.running = map[string]*tracked{}
+	t.mu.Unlock()
+	for _, e := range all {
+		e.done()
+	}
+}
+
+// unseen returns the execs that no stream watches.
+func (t *tracker) unseen() map[string]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[string]bool{}
+	for key, e := range t.running {
+		if e.watchers <= 0 {
+			out[key] = true
+		}
+	}
+	return out
+}
+
+// poll asks the guest, beside the path, which of the unwatched execs are over.
+func (t *tracker) poll() {
+	if len(t.unseen()) == 0 {
+		return
+	}
+	t.mu.Lock()
+	busy := t.polling || t.closed
+	t.polling = true
+	t.mu.Unlock()
+	if busy {
+		return
+	}
+	go func() {
+		defer func() {
+			t.mu.Lock()
+			t.polling = false
+			t.mu.Unlock()
+		}()
+		ctx, cancel := context.WithTimeout(t.box.ctx, openTime)
+		defer cancel()
+		unseen := t.unseen()
+		execs, err := listExecs(ctx, t.box.guest)
+		if err != nil {
+			return // not known is not ended
+		}
+		for _, e := range execs {
+			if e.Exit == nil {
+				delete(unseen, string(e.Key))
+			}
+		}
+		for key := range unseen {
+			t.ended(key)
+		}
+	}()
+}
+
+// maxExecs bounds what is believed of a guest's list.
+const maxExecs = 10_000
+
+func listExecs(ctx context.Context, g Guest) ([]wire.ExecInfo, error) {
+	var out []wire.ExecInfo
+	var after wire.Text
+	for len(out) < maxExecs {
+		var page wire.ExecPage
+		if err := g.Do(ctx, wire.MethodExecs, wire.ExecList{After: after}, &page); err != nil {
+			return nil, err
+		}
+		out = append(out, page.Execs...)
+		if !page.More || len(page.Execs) == 0 {
+			return out, nil
+		}
+		after = page.Execs[len(page.Execs)-1].Key
+	}
+	return out, nil
+}
+
+// RunningExecs lists the keys of the execs that a guest runs.
+func RunningExecs(ctx context.Context, g Guest) ([]string, error) {
+	all, err := listExecs(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	for _, e := range all {
+		if e.Exit == nil {
+			keys = append(keys, string(e.Key))
+		}
+	}
+	return keys, nil
+}
+
+func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
+	start := wire.ExecStart{
+		Key: wire.Text(p.GetKey()), Argv: wire.Texts(p.GetArgv()), Cwd: wire.Text(p.GetCwd()),
+		User: wire.Text(p.GetUser()), Stdin: p.GetStdin(), Timeout: int64(p.GetTimeout().AsDuration()),
+	}
+	for k, v := range p.GetEnv() {
+		start.Env = append(start.Env, wire.Text(k+"="+v))
+	}
+	sortTexts(start.Env)
+	if z := p.GetPty(); z != nil {
+		start.PTY = &wire.Size{Rows: uint16(z.GetRows()), Cols: uint16(z.GetCols())}
+	}
+	if err := b.execs.watch(ctx, p.GetKey()); err != nil {
+		return err
+	}
+	// The start must not end half-way because the stream did: it is idempotent by its key.
+	sctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	e, err := b.guest.Start(sctx, start)
+	if err != nil {
+		b.execs.unwatch(p.GetKey()) // whether it runs is for the next poll to say
+		return err
+	}
+	return b.pump(ctx, c, p.GetKey(), e)
+}
+
+func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
+	if err := b.execs.watch(ctx, p.GetKey()); err != nil {
+		return err
+	}
+	actx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	e, err := b.guest.Attach(actx, wire.ExecAttach{
+		Key: wire.Text(p.GetKey()), From: wire.Offsets{Stdout: p.GetStdoutOffset(), Stderr: p.GetStderrOffset()},
+	})
+	if err != nil {
+		b.execs.unwatch(p.GetKey())
+		return err
+	}
+	return b.pump(ctx, c, p.GetKey(), e)
+}
+
+// pump carries one exec: this goroutine its output, another one its input.
+func (b *Box) pump(ctx context.Context, c *call, key string, e Exec) error {
+	defer e.Close()
+	info := e.Info()
+	var result *boxv1.Result
+	if info.Existing || info.Exit != nil {
+		result = &boxv1.Result{Execs: []*boxv1.ExecInfo{execInfo(info)}}
+	}
+	window := uint32(0)
+	if info.StdinOpen {
+		window = MaxCredit
+	}
+	st, err := b.begin(ctx, c, window, result)
+	if err != nil {
+		b.execs.unwatch(key)
+		return err
+	}
+	if info.StdinOpen && info.Stdin > 0 {
+		err = st.send(&boxv1.Frame{Body: &boxv1.Frame_InputAck{InputAck: &boxv1.InputAck{Offset: info.Stdin}}}, false)
+	}
+	in := make(chan struct{})
+	go func() {
+		defer close(in)
+		if err := b.input(st, key, e); err != nil {
+			st.stop(err)
+		}
+	}()
+	if err == nil {
+		err = b.output(st, e)
+	}
+	if err == nil {
+		b.execs.ended(key)
+	} else {
+		b.execs.unwatch(key)
+	}
+	b.end(st, err)
+	<-in
+	return err
+}
+
+// output passes on what the exec gives, up to and with its exit.
+func (b *Box) output(st *stream, e Exec) error {
+	for {
+		o, err := e.Next(st.ctx)
+		if err != nil {
+			if cause := context.Cause(st.ctx); cause != nil {
+				return cause
+			}
+			return err
+		}
+		switch {
+		case o.Exit != nil:
+			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Exit{Exit: exit(o.Exit)}})
+		case o.Data != nil:
+			err = st.data(channel(o.Sub), o.Offset, o.Data)
+		case o.Gap > 0:
+			gap := &boxv1.Gap{Channel: channel(o.Sub), From: o.Offset, To: o.Gap}
+			err = st.send(&boxv1.Frame{Body: &boxv1.Frame_Gap{Gap: gap}}, false)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// input handles what the client sends until the stream ends. Signals and sizes do not wait for
+// data that the process does not read.
+func (b *Box) input(st *stream, key string, e Exec) error {
+	in := newFeed(st, func() (Input, error) { return e.Stdin(st.ctx) })
+	defer in.close()
+	for {
+		f, err := st.next()
+		if err != nil {
+			return nil
+		}
+		switch body := f.GetBody().(type) {
+		case *boxv1.Frame_Data:
+			err = in.put(body.Data)
+		case *boxv1.Frame_CloseInput:
+			err = in.end(body.CloseInput.GetTotal())
+		case *boxv1.Frame_Signal:
+			err = b.signal(st.ctx, key, body.Signal.GetName())
+		case *boxv1.Frame_Resize:
+			err = b.resize(st.ctx, key, body.Resize)
+		case *boxv1.Frame_Cancel:
+			if body.Cancel.GetKill() {
+				_ = b.signal(st.ctx, key, "SIGKILL")
+				continue // its exit is the last frame
+			}
+			st.mute(errCancelled)
+			return errCancelled
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (b *Box) resize(ctx context.Context, key string, r *boxv1.Resize) error {
+	if err := checkSize(r); err != nil {
+		return err
+	}
+	size := wire.Size{Rows: uint16(r.GetRows()), Cols: uint16(r.GetCols())}
+	return lenient(b.guest.Do(ctx, wire.MethodResize, wire.ExecResize{Key: wire.Text(key), Size: size}, nil))
+}
+
+func (b *Box) signal(ctx context.Context, key, name string) error {
+	n, err := signalNumber(name)
+	if err != nil {
+		return err
+	}
+	return lenient(b.guest.Do(ctx, wire.MethodSignal, wire.ExecSignal{Key: wire.Text(key), Signal: n}, nil))
+}
+
+// lenient: a process that ended meanwhile is no failure of the stream; its exit follows.
+func lenient(err error) error {
+	if f := (*wire.Failure)(nil); errors.As(err, &f) && (f.Kind == wire.KindExited || f.Kind == wire.KindNoSuchExec) {
+		return nil
+	}
+	return err
+}
+
+func channel(s wire.Sub) boxv1.Channel {
+	if s == wire.Stderr {
+		return boxv1.Channel_CHANNEL_STDERR
+	}
+	return boxv1.Channel_CHANNEL_STDOUT
+}
+
+func exit(e *wire.Exit) *boxv1.Exit {
+	x := &boxv1.Exit{TimedOut: e.TimedOut, StdoutBytes: e.Output.Stdout, StderrBytes: e.Output.Stderr}
+	switch {
+	case e.Code != nil:
+		x.How = &boxv1.Exit_Code{Code: int32(*e.Code)}
+	case e.Signal > 0:
+		x.How = &boxv1.Exit_Signal{Signal: signalName(e.Signal)}
+	case e.Unknown != "":
+		x.How = &boxv1.Exit_Unknown{Unknown: e.Unknown}
+	default:
+		x.How = &boxv1.Exit_Unknown{Unknown: "the guest did not say how the process ended"}
+	}
+	return x
+}
+
+func execInfo(e wire.ExecInfo) *boxv1.ExecInfo {
+	out := &boxv1.ExecInfo{Key: valid(e.Key), Running: e.Exit == nil, Started: timestamppb.New(e.StartedAt)}
+	if e.Exit != nil {
+		out.Exit = exit(e.Exit)
+	}
+	return out
+}

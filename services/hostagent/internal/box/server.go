@@ -1,0 +1,281 @@
+package box
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// Bus is the part of a NATS connection that the data plane needs; *nats.Conn is one.
+type Bus interface {
+	Publish(subject string, data []byte) error
+	Subscribe(subject string, handler nats.MsgHandler) (*nats.Subscription, error)
+}
+
+// Sealer opens what is sealed to this host and seals answers. Safe for concurrent use.
+type Sealer interface {
+	Open(sealed []byte, sender string) ([]byte, error)
+	Seal(plain []byte, recipient string) (sealed []byte, sender string, err error)
+}
+
+// Config of a server. All fields but Log are needed.
+type Config struct {
+	Bus    Bus
+	Host   ids.Host
+	Sealer Sealer
+	// Grants finds the keys that a grant is checked with.
+	Grants *grant.Cache
+	Log    *slog.Logger
+}
+
+// Server serves the data plane of all sessions that are awake on the host.
+type Server struct {
+	cfg    Config
+	replay *grant.Replay
+
+	mu    sync.Mutex
+	boxes map[ids.SessionKey]*Box
+	stop  chan struct{}
+	once  sync.Once
+	open  atomic.Int64
+}
+
+// Bounds of the memory of nonces: openings of the last minutes on this host, and of one session.
+const (
+	maxNonces        = 2 << 20
+	maxNoncesSession = 200_000
+)
+
+// New makes a server; Close ends it.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{
+		cfg: cfg, replay: grant.NewReplay(maxNonces, maxNoncesSession),
+		boxes: map[ids.SessionKey]*Box{}, stop: make(chan struct{}),
+	}
+	go s.watch()
+	return s
+}
+
+// Close ends every stream.
+func (s *Server) Close() {
+	s.once.Do(func() { close(s.stop) })
+	for _, b := range s.all() {
+		b.Close("the host is stopping; attach again soon")
+	}
+}
+
+// Streams counts the open streams.
+func (s *Server) Streams() int { return int(s.open.Load()) }
+
+func (s *Server) all() []*Box {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*Box, 0, len(s.boxes))
+	for _, b := range s.boxes {
+		out = append(out, b)
+	}
+	return out
+}
+
+// watch pings, gives silent clients up, and asks for the end of execs that nobody is attached to.
+func (s *Server) watch() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-s.stop:
+			return
+		case <-tick.C:
+		}
+		for _, b := range s.all() {
+			b.tend(time.Now(), n%int(PingEvery/time.Second) == 0)
+		}
+	}
+}
+
+// Box is the data plane of one session in one epoch.
+type Box struct {
+	srv   *Server
+	want  grant.Binding
+	guest Guest
+	gate  Gate
+	log   *slog.Logger
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	sub   *nats.Subscription
+
+	openings atomic.Int32
+	work     sync.WaitGroup
+	mu       sync.Mutex
+	streams  map[ids.StreamID]*stream
+	closed   bool
+	execs    tracker
+}
+
+// Serve begins to answer openings for a session that is awake. running are the keys of execs that
+// the guest runs already; each holds a piece of work of gate until it ends.
+func (s *Server) Serve(want grant.Binding, guest Guest, gate Gate, running []string) (*Box, error) {
+	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}}
+	b.log = s.cfg.Log.With("session", want.Session, "epoch", want.Epoch)
+	b.ctx, b.stop = context.WithCancelCause(context.Background())
+	b.execs.init(b)
+	for _, key := range running {
+		if err := b.execs.adopt(b.ctx, key); err != nil {
+			b.Close("")
+			return nil, err
+		}
+	}
+	sub, err := s.cfg.Bus.Subscribe(subjects.BoxSubject(want.Session, want.Epoch, "*"), b.receive)
+	if err != nil {
+		b.Close("")
+		return nil, errs.E("serve data plane", errkind.Unavailable, want.Session.String(), err)
+	}
+	b.sub = sub
+	s.mu.Lock()
+	s.boxes[want.Session] = b
+	s.mu.Unlock()
+	return b, nil
+}
+
+// Close ends every stream with why, and waits for what is under way. Execs go on.
+func (b *Box) Close(why string) {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return
+	}
+	b.closed = true
+	open := make([]*stream, 0, len(b.streams))
+	for _, st := range b.streams {
+		open = append(open, st)
+	}
+	b.mu.Unlock()
+	if b.sub != nil {
+		_ = b.sub.Unsubscribe()
+	}
+	err := errs.E("stream", errkind.Unavailable, "", why)
+	for _, st := range open {
+		st.fail(err)
+	}
+	b.stop(err)
+	b.work.Wait()
+	b.execs.close()
+	b.srv.mu.Lock()
+	if b.srv.boxes[b.want.Session] == b {
+		delete(b.srv.boxes, b.want.Session)
+	}
+	b.srv.mu.Unlock()
+}
+
+// receive handles every message of the data plane of this epoch, in order; it does not block.
+func (b *Box) receive(m *nats.Msg) {
+	switch m.Subject[len(m.Subject)-3:] {
+	case ".in":
+		b.frame(m)
+	case "pen":
+		b.opening(m)
+	}
+}
+
+func (b *Box) frame(m *nats.Msg) {
+	b.mu.Lock()
+	st := b.streams[ids.StreamID(m.Header.Get(streamHeader))]
+	b.mu.Unlock()
+	if st == nil {
+		return // it ended, or never was; there is nobody to tell
+	}
+	f, err := decodeFrame(m.Data)
+	if err == nil {
+		err = st.take(f)
+	}
+	if err != nil {
+		st.fail(err)
+	}
+}
+
+func (b *Box) opening(m *nats.Msg) {
+	if !mayAnswer(m.Reply) {
+		return
+	}
+	if b.openings.Add(1) > maxOpenings {
+		b.openings.Add(-1)
+		b.refuse(m.Reply, errs.E(opOpen, errkind.Exhausted, "", "too many openings of this session at once"))
+		return
+	}
+	b.mu.Lock()
+	closed := b.closed
+	if !closed {
+		b.work.Add(1)
+	}
+	b.mu.Unlock()
+	if closed {
+		b.openings.Add(-1)
+		return
+	}
+	go func() {
+		defer b.work.Done()
+		b.handle(m)
+	}()
+}
+
+// refuse answers in the clear somebody whose reply key is not known; it names nobody.
+func (b *Box) refuse(reply string, err error) {
+	raw, merr := proto.Marshal(&boxv1.SealedOpenReply{Failure: failure(err)})
+	if merr == nil {
+		merr = b.srv.cfg.Bus.Publish(reply, raw)
+	}
+	if merr != nil {
+		b.log.Debug("could not answer an opening", "error", merr)
+	}
+}
+
+// answer seals the reply of an opening.
+func (b *Box) answer(reply, key string, r *boxv1.OpenReply) error {
+	plain, err := proto.Marshal(r)
+	if err != nil {
+		return errs.E(opOpen, errkind.Internal, "", err)
+	}
+	sealed, sender, err := b.srv.cfg.Sealer.Seal(plain, key)
+	if err != nil {
+		return errs.E(opOpen, errkind.Invalid, "", fmt.Errorf("seal the answer: %w", err))
+	}
+	raw, err := proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed, Sender: sender})
+	if err != nil {
+		return errs.E(opOpen, errkind.Internal, "", err)
+	}
+	return b.srv.cfg.Bus.Publish(reply, raw)
+}
+
+// tend looks after the streams and execs once a second.
+func (b *Box) tend(now time.Time, ping bool) {
+	b.mu.Lock()
+	open := make([]*stream, 0, len(b.streams))
+	for _, st := range b.streams {
+		open = append(open, st)
+	}
+	b.mu.Unlock()
+	for _, st := range open {
+		if st.silent(now) > GoneAfter {
+			st.mute(errGone)
+		} else if ping {
+			st.ping()
+		}
+	}
+	b.execs.poll()
+}
