@@ -1,6 +1,10 @@
 package subjects
 
-import "github.com/berth-dev/berth/schemas/ids"
+import (
+	"strings"
+
+	"github.com/berth-dev/berth/schemas/ids"
+)
 
 // Request is where a frontend publishes a durable request.
 func Request(t ids.Tenant, f ids.Frontend, verb string) string {
@@ -90,4 +94,61 @@ func BoxSubject(s ids.SessionKey, e ids.Epoch, method string) string {
 // BoxFrames is where a host publishes the frames of a stream for a client.
 func BoxFrames(client Caller, stream ids.StreamID) string {
 	return client.Inbox() + ".box." + tok(stream)
+}
+
+// Wildcard turns a pattern of the catalogue into a NATS subject: every
+// {placeholder} becomes *.
+func Wildcard(pattern string) string {
+	out := make([]byte, 0, len(pattern))
+	for i := 0; i < len(pattern); i++ {
+		if pattern[i] != '{' {
+			out = append(out, pattern[i])
+			continue
+		}
+		for i < len(pattern) && pattern[i] != '}' {
+			i++
+		}
+		out = append(out, '*')
+	}
+	return string(out)
+}
+
+// EventType is the CloudEvents type of what is published on subject: the
+// subject without its variable tokens, "dev.berth.v1.session.placed".
+func EventType(subject string) string {
+	for i := range Events {
+		if Match(Wildcard(Events[i].Subject), subject) {
+			return "dev." + literal(Events[i].Subject)
+		}
+	}
+	return "dev.berth.v1.other"
+}
+
+// Match reports whether subject lies within pattern, which may hold * and a
+// last >.
+func Match(pattern, subject string) bool {
+	for {
+		p, prest, pmore := strings.Cut(pattern, ".")
+		s, srest, smore := strings.Cut(subject, ".")
+		if p == ">" {
+			return s != ""
+		}
+		if s == "" || p != "*" && p != s || pmore != smore {
+			return false
+		}
+		if !pmore {
+			return true
+		}
+		pattern, subject = prest, srest
+	}
+}
+
+func literal(pattern string) string {
+	kept := make([]string, 0, 6)
+	for p := range strings.SplitSeq(pattern, ".") {
+		if !strings.HasPrefix(p, "{") {
+			kept = append(kept, p)
+		}
+	}
+	return strings.Join(kept, ".")
 }

@@ -1,0 +1,101 @@
+package bus
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/proto"
+)
+
+// defaultTimeout bounds a call whose context has no deadline.
+const defaultTimeout = 30 * time.Second
+
+// Call calls an RPC subject and decodes the answer. A failure of the other
+// side comes back as an *errs.Error with its kind; nobody serving is
+// Unavailable; time running out is Deadline, and then the effect is unknown.
+func Call[Resp proto.Message](ctx context.Context, c *Conn, subject string, req proto.Message) (Resp, error) {
+	var zero Resp
+	body, err := Encode(req, Protobuf)
+	if err != nil {
+		return zero, err
+	}
+	msg, err := c.CallRaw(ctx, subject, body, Protobuf)
+	if err != nil {
+		return zero, err
+	}
+	resp := newMessage[Resp]()
+	if err := Decode(msg.Data, contentTypeOf(msg.Header), resp); err != nil {
+		return zero, errs.Wrap("answer of "+subject, "", err)
+	}
+	return resp, nil
+}
+
+// Invoke calls a service's method as the connection's own identity.
+func Invoke[Resp proto.Message](ctx context.Context, c *Conn, service, method string, req proto.Message) (Resp, error) {
+	return Call[Resp](ctx, c, subjects.RPC(service, method, c.self), req)
+}
+
+// InvokeHost calls a method of one host as the connection's own identity.
+func InvokeHost[Resp proto.Message](ctx context.Context, c *Conn, h ids.Host, method string, req proto.Message) (Resp, error) {
+	return Call[Resp](ctx, c, subjects.HostRPC(h, method, c.self), req)
+}
+
+// CallRaw calls an RPC subject with a body as it is and returns the answer.
+func (c *Conn) CallRaw(ctx context.Context, subject string, body []byte, contentType string) (*nats.Msg, error) {
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	ctx, span := obs.Start(ctx, "call "+spanName(subject), trace.WithSpanKind(trace.SpanKindClient))
+	msg, err := c.callRaw(ctx, subject, body, contentType)
+	obs.End(span, err)
+	return msg, err
+}
+
+func (c *Conn) callRaw(ctx context.Context, subject string, body []byte, contentType string) (*nats.Msg, error) {
+	h := nats.Header{HeaderContentType: {contentType}}
+	if d, ok := ctx.Deadline(); ok {
+		left := time.Until(d)
+		if left <= 0 {
+			return nil, errs.E("call "+subject, errkind.Deadline, "", context.DeadlineExceeded)
+		}
+		h[HeaderTimeout] = []string{strconv.FormatInt(max(left.Milliseconds(), 1), 10)}
+	}
+	obs.Inject(ctx, h)
+	msg, err := c.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Header: h, Data: body})
+	if err != nil {
+		return nil, c.failed("call "+subject, subject, err)
+	}
+	if err := errs.FromHeader("call "+spanName(subject), msg.Header); err != nil {
+		return nil, err
+	}
+	return msg, nil
+}
+
+// spanName is an RPC subject without its variable parts.
+func spanName(subject string) string {
+	call, err := subjects.ParseRPC(subject)
+	if err != nil {
+		return "bus"
+	}
+	return call.Service + "." + call.Method
+}
+
+func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, d)
+}
+
+// newMessage makes an empty message of a generated type.
+func newMessage[M proto.Message]() M {
+	var zero M
+	return zero.ProtoReflect().Type().New().Interface().(M)
+}

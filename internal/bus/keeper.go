@@ -1,0 +1,144 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+type recreateRequest struct {
+	Stream  string `json:"stream"`
+	Durable string `json:"durable"`
+	Floor   uint64 `json:"floor"`
+	Stalled bool   `json:"stalled"`
+}
+
+// Keeper keeps the bus as it is declared: it reconciles at start, looks again
+// at every interval, and recreates consumers for the services that own them,
+// which may not create consumers themselves.
+type Keeper struct {
+	conn *Conn
+	svc  *Service
+	decl Declaration
+	quit context.CancelFunc
+	done chan struct{}
+}
+
+// StartKeeper reconciles and goes on watching. c must be logged in as
+// subjects.Keeper().
+func StartKeeper(ctx context.Context, c *Conn, d Declaration, every time.Duration) (*Keeper, error) {
+	changes, err := Reconcile(ctx, c, d)
+	for _, line := range changes {
+		c.log.Info(line)
+	}
+	if err != nil {
+		return nil, err
+	}
+	k := &Keeper{conn: c, decl: d, done: make(chan struct{})}
+	if k.svc, err = c.Serve(ctx, ServiceConfig{Name: "bus", Description: "Keeps streams and consumers as declared."}); err != nil {
+		return nil, err
+	}
+	if err := k.svc.HandleRaw("recreate", k.recreate); err != nil {
+		return nil, err
+	}
+	ctx, k.quit = context.WithCancel(context.WithoutCancel(ctx))
+	go k.watch(ctx, every)
+	return k, nil
+}
+
+func (k *Keeper) watch(ctx context.Context, every time.Duration) {
+	defer close(k.done)
+	if every <= 0 {
+		every = 30 * time.Second
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		changes, err := Reconcile(ctx, k.conn, k.decl)
+		for _, line := range changes {
+			k.conn.log.Warn("the bus differed from its declaration", "change", line)
+		}
+		if err != nil && ctx.Err() == nil {
+			k.conn.log.Error("the bus differs from its declaration", "error", err)
+		}
+	}
+}
+
+// Stop ends the watch.
+func (k *Keeper) Stop(ctx context.Context) {
+	k.quit()
+	<-k.done
+	_ = k.svc.Stop(ctx)
+}
+
+// recreate replaces the caller's own consumer. Of a stalled one the position
+// is kept; of a vanished one that which its owner saw last, so that only what
+// was handled since is handled again.
+func (k *Keeper) recreate(ctx context.Context, r Request, body []byte) ([]byte, error) {
+	const op = "recreate consumer"
+	var req recreateRequest
+	if err := json.Unmarshal(body, &req); err != nil {
+		return nil, errs.E(op, errkind.Invalid, "", err)
+	}
+	i := slices.IndexFunc(k.decl.Consumers, func(d subjects.Consumer) bool {
+		return d.Durable == req.Durable && d.Stream == req.Stream
+	})
+	if i < 0 {
+		return nil, errs.E(op, errkind.NotFound, req.Durable, "it is not declared")
+	}
+	d := k.decl.Consumers[i]
+	if d.Owner != r.Caller.Service {
+		return nil, errs.E(op, errkind.Denied, req.Durable, "it belongs to "+d.Owner)
+	}
+	cons, err := k.conn.js.Consumer(ctx, d.Stream, d.Durable)
+	switch {
+	case err == nil && !req.Stalled:
+		return nil, nil // somebody was faster
+	case err == nil:
+		req.Floor = max(req.Floor, cons.CachedInfo().AckFloor.Stream)
+		if err := k.conn.js.DeleteConsumer(ctx, d.Stream, d.Durable); err != nil {
+			return nil, k.conn.declareFailed(op, d.Durable, "delete the stalled one", err)
+		}
+	case !errors.Is(err, jetstream.ErrConsumerNotFound):
+		return nil, k.conn.declareFailed(op, d.Durable, "read it", err)
+	}
+	cfg := consumerConfig(d)
+	if s, ok := k.stream(d.Stream); ok && s.Retention != subjects.WorkQueue && req.Floor > 0 {
+		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, req.Floor+1
+	}
+	if _, err := k.conn.js.CreateConsumer(ctx, d.Stream, cfg); err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
+		return nil, k.conn.declareFailed(op, d.Durable, "create it", err)
+	}
+	k.conn.log.Warn("recreated consumer", "consumer", d.Durable, "after", req.Floor, "stalled", req.Stalled)
+	return nil, nil
+}
+
+func (k *Keeper) stream(name string) (subjects.Stream, bool) {
+	i := slices.IndexFunc(k.decl.Streams, func(s subjects.Stream) bool { return s.Name == name })
+	if i < 0 {
+		return subjects.Stream{}, false
+	}
+	return k.decl.Streams[i], true
+}
+
+// recreate asks the keeper.
+func (c *Conn) recreate(ctx context.Context, req recreateRequest) error {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	_, err = c.CallRaw(ctx, subjects.RPC("bus", "recreate", c.self), body, JSON)
+	return err
+}
