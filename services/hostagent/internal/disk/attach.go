@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -109,7 +110,7 @@ func (s *Store) unclaim(k Key) error {
 // of the session yet may lack them.
 func (s *Store) mount(k Key, created bool) error {
 	point := s.mountPoint(k)
-	mounted, err := isMounted(point)
+	mounted, err := mounts.IsMount(point)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // Inventory is everything that the store finds on this host.
@@ -43,7 +44,7 @@ func (s *Store) inventory() (Inventory, error) {
 	if err != nil {
 		return inv, err
 	}
-	mounts, err := mountsBelow(filepath.Join(s.dir, "mnt"))
+	points, err := mounts.Below(filepath.Join(s.dir, "mnt"))
 	if err != nil {
 		return inv, err
 	}
@@ -51,7 +52,7 @@ func (s *Store) inventory() (Inventory, error) {
 	for _, l := range held {
 		device[l.Backing] = l.Device
 	}
-	for _, m := range mounts {
+	for _, m := range points {
 		mounted[m] = true
 	}
 	delete(mounted, filepath.Join(s.dir, "mnt"))

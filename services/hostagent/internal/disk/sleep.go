@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // Snapshotter turns an image into a manifest. Snapshot is called with the image unmounted and on
@@ -112,7 +113,7 @@ func (s *Store) Commit(m Manifest) error {
 
 // syncMount writes everything that the session wrote into the image; nothing is mounted is fine.
 func syncMount(point string) error {
-	mounted, err := isMounted(point)
+	mounted, err := mounts.IsMount(point)
 	if err != nil || !mounted {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -122,7 +123,7 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 			return nil, errs.E(op, errkind.Internal, dir, err)
 		}
 	}
-	if err := shareMounts(filepath.Join(dir, "mnt")); err != nil {
+	if err := mounts.Share(filepath.Join(dir, "mnt")); err != nil {
 		return nil, errs.E(op, errkind.Internal, dir, err)
 	}
 	if err := s.adopt(); err != nil {
@@ -154,7 +155,7 @@ func (s *Store) Close() error {
 	if len(s.active) > 0 {
 		return nil
 	}
-	return unshareMounts(filepath.Join(s.dir, "mnt"))
+	return mounts.Unshare(filepath.Join(s.dir, "mnt"))
 }
 
 // lock serialises the calls for one key.

@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 const testSize = 64 << 20
@@ -56,7 +57,7 @@ func openTest(t testing.TB, dir string, fault func(string) error) *Store {
 
 func noTrace(t testing.TB, dir string) {
 	t.Helper()
-	if m, _ := mountsBelow(filepath.Join(dir, "mnt")); len(m) > 0 {
+	if m, _ := mounts.Below(filepath.Join(dir, "mnt")); len(m) > 0 {
 		t.Errorf("mounts are left: %v", m)
 	}
 	if l, _ := loops(dir); len(l) > 0 {
@@ -117,7 +118,7 @@ func TestSleepAndWakeKeepTheFiles(t *testing.T) {
 	if err != nil || again.ID != m.ID || m.ID == "" {
 		t.Fatalf("sealed again: %v, %v, %v", again, m, err)
 	}
-	if m, _ := isMounted(s.mountPoint(key(1))); m {
+	if m, _ := mounts.IsMount(s.mountPoint(key(1))); m {
 		t.Error("the disk of a sleeping session is mounted")
 	}
 	for range 2 {

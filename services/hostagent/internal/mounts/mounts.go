@@ -1,4 +1,6 @@
-package disk
+// Package mounts reads and shapes the mount table. It guarantees that what is unmounted below a shared
+// folder goes away for every process of the host, and that a folder is never shared twice.
+package mounts
 
 import (
 	"bufio"
@@ -10,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareMounts makes dir a shared mount of its own, so that an unmount below it reaches copies of
+// Share makes dir a shared mount of its own, so that an unmount below it reaches copies of
 // the mount table that other processes hold, for example a container that is just starting.
-func shareMounts(dir string) error {
-	mounted, err := isMounted(dir)
+func Share(dir string) error {
+	mounted, err := IsMount(dir)
 	if err != nil || mounted {
 		return err
 	}
@@ -29,7 +31,8 @@ func shareMounts(dir string) error {
 	return nil
 }
 
-func unshareMounts(dir string) error {
+// Unshare takes back what Share did; nothing may be mounted below dir any more. Idempotent.
+func Unshare(dir string) error {
 	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil &&
 		!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", dir, err)
@@ -37,8 +40,8 @@ func unshareMounts(dir string) error {
 	return nil
 }
 
-// mountsBelow lists the mount points at or below dir in the order in which they were made.
-func mountsBelow(dir string) ([]string, error) {
+// Below lists the mount points at or below dir in the order in which they were made.
+func Below(dir string) ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("read mounts: %w", err)
@@ -70,8 +73,8 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// isMounted reports whether path is a mount point: its mount differs from its parent's.
-func isMounted(path string) (bool, error) {
+// IsMount reports whether path is a mount point: its mount differs from its parent's.
+func IsMount(path string) (bool, error) {
 	id, err := mountID(path)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
