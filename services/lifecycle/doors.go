@@ -1,0 +1,136 @@
+package lifecycle
+
+import (
+	"context"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/lifecycle/internal/core"
+)
+
+func (s *service) serve(micro *bus.Service) error {
+	if err := bus.Handle(micro, "open", s.open); err != nil {
+		return err
+	}
+	if err := bus.Handle(micro, "close", s.close); err != nil {
+		return err
+	}
+	if err := bus.Handle(micro, "delete", s.delete); err != nil {
+		return err
+	}
+	return bus.Handle(micro, "status", s.status)
+}
+
+// open applies the terms and asks scheduler for the session to be active.
+func (s *service) open(ctx context.Context, _ bus.Request, req *lifecyclev1.OpenRequest) (*lifecyclev1.OpenReply, error) {
+	v := req.GetVerified()
+	if err := complete(v); err != nil {
+		return nil, err
+	}
+	cmds, refusal := core.Decide(s.policy, core.OpenAsked{Verified: v, Ask: req.GetAsk()}, s.now())
+	var reply *lifecyclev1.OpenReply
+	for _, cmd := range cmds {
+		switch c := cmd.(type) {
+		case core.Publish:
+			s.tell(ctx, c)
+		case core.Wake:
+			wake, err := s.wake(ctx, c.Admission)
+			if err != nil {
+				return nil, err
+			}
+			reply = &lifecyclev1.OpenReply{Wake: wake, Terms: wake.GetTerms()}
+		}
+	}
+	if refusal != nil {
+		return nil, errs.E("open", errkind.Refused, "", refusal)
+	}
+	return reply, nil
+}
+
+func (s *service) wake(ctx context.Context, a *corev1.Admission) (*schedulerv1.WakeReply, error) {
+	s.tell(ctx, core.Publish{Name: "resume", Tenant: a.GetActor().GetTenant(), Session: a.GetKeys()[0],
+		Body: &lifecyclev1.Resume{
+			Session: &corev1.SessionRef{Tenant: a.GetActor().GetTenant(), Session: a.GetKeys()[0]},
+			Cause:   a.GetCause(), Terms: a.GetTerms(), RequestId: a.GetRequestId()}})
+	ctx, cancel := context.WithDeadline(ctx, a.GetDeadline().AsTime())
+	defer cancel()
+	return bus.Invoke[*schedulerv1.WakeReply](ctx, s.conn, "scheduler", "wake", &schedulerv1.WakeRequest{Admission: a})
+}
+
+// close is a sleep that the user asked for; it does not ask whether the sandbox is busy.
+func (s *service) close(ctx context.Context, _ bus.Request, req *lifecyclev1.CloseRequest) (*lifecyclev1.CloseReply, error) {
+	v := req.GetVerified()
+	if err := complete(v); err != nil {
+		return nil, err
+	}
+	reply, err := bus.Invoke[*schedulerv1.SleepReply](ctx, s.conn, "scheduler", "sleep", &schedulerv1.SleepRequest{
+		Tenant: v.GetActor().GetTenant(), Session: v.GetKeys()[0], Keys: v.GetKeys(), Reason: "close",
+		RequestId: v.GetRequestId(), BodyHash: v.GetBodyHash()})
+	if err != nil {
+		return nil, err
+	}
+	return &lifecyclev1.CloseReply{Session: reply.GetSession(), State: reply.GetState()}, nil
+}
+
+func (s *service) delete(ctx context.Context, _ bus.Request, req *lifecyclev1.DeleteRequest) (*lifecyclev1.DeleteReply, error) {
+	v := req.GetVerified()
+	if err := complete(v); err != nil {
+		return nil, err
+	}
+	reply, err := bus.Invoke[*schedulerv1.DeleteReply](ctx, s.conn, "scheduler", "delete", &schedulerv1.DeleteRequest{
+		Tenant: v.GetActor().GetTenant(), Session: v.GetKeys()[0], Keys: v.GetKeys(),
+		RequestId: v.GetRequestId(), BodyHash: v.GetBodyHash(), StoredAt: v.GetStoredAt()})
+	if err != nil {
+		return nil, err
+	}
+	return &lifecyclev1.DeleteReply{Session: reply.GetSession(), State: reply.GetState()}, nil
+}
+
+// status lists one principal's sessions; identity fixed the principal.
+func (s *service) status(ctx context.Context, _ bus.Request, req *schedulerv1.ListRequest) (*schedulerv1.ListReply, error) {
+	if req.GetTenant() == "" || req.GetIssuer() == "" || req.GetSubject() == "" {
+		return nil, errs.E("status", errkind.Invalid, "", "tenant, issuer and subject must all be named")
+	}
+	return bus.Invoke[*schedulerv1.ListReply](ctx, s.conn, "scheduler", "list", req)
+}
+
+// complete refuses what identity would never send.
+func complete(v *lifecyclev1.Verified) error {
+	switch {
+	case v.GetActor().GetTenant() == "" || v.GetActor().GetIssuer() == "" || v.GetActor().GetSubject() == "":
+		return errs.E("verify request", errkind.Invalid, "", "the actor is incomplete")
+	case len(v.GetKeys()) == 0:
+		return errs.E("verify request", errkind.Invalid, "", "there is no session key")
+	case v.GetRequestId() == "":
+		return errs.E("verify request", errkind.Invalid, "", "there is no request id")
+	}
+	return nil
+}
+
+// tell publishes an event beside the critical path: a failure is logged, and
+// what it told is in scheduler's events and in the audit too.
+func (s *service) tell(ctx context.Context, p core.Publish) {
+	tenant, err1 := ids.ParseTenant(p.Tenant)
+	session, err2 := ids.ParseSessionKey(p.Session)
+	if err1 != nil || err2 != nil {
+		s.log.Warn("event without a valid session", "event", p.Name, "tenant", p.Tenant)
+		return
+	}
+	f, err := s.conn.PublishAsync(ctx, subjects.Session(tenant, session, p.Name), p.Body)
+	if err != nil {
+		s.log.Warn("event not published", "event", p.Name, "error", err)
+		return
+	}
+	go func() {
+		if _, err := f.Wait(context.WithoutCancel(ctx)); err != nil {
+			s.log.Warn("event not stored", "event", p.Name, "error", err)
+		}
+	}()
+}
+

@@ -1,0 +1,125 @@
+// Package lifecycle owns when a session may be awake and under what terms:
+// plans, templates, the choice of tier, idle time and retention. It guarantees
+// that a refusal says why and changes nothing, that a timer which fires late,
+// twice or for a session that moved on does nothing, and that losing its
+// timers only delays a sleep or an expiry, never hastens one.
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/services/lifecycle/internal/core"
+)
+
+// Plan, Template, Limits and Policy are the configuration of terms.
+type (
+	Plan     = core.Plan
+	Template = core.Template
+	Limits   = core.Limits
+	Policy   = core.Policy
+)
+
+// Config of the service.
+type Config struct {
+	Policy Policy `yaml:"policy"`
+	// Workers handle events and timers at once.
+	Workers int `yaml:"workers"`
+}
+
+// NewConfig returns the defaults: one plan "default" with the template
+// "default" in gVisor, which is to be given its image.
+func NewConfig() Config {
+	const gib = 1 << 30
+	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 10 * gib}
+	return Config{
+		Workers: 8,
+		Policy: Policy{
+			Tiers: []string{"container", "gvisor"},
+			Templates: map[string]Template{
+				"default":   {Image: "default", Tier: "gvisor", Limits: limits},
+				"container": {Image: "default", Tier: "container", Limits: limits},
+			},
+			Plans: map[string]Plan{"default": {Template: "default", Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour}},
+		},
+	}
+}
+
+// service is the running lifecycle.
+type service struct {
+	conn   *bus.Conn
+	policy Policy
+	log    *slog.Logger
+	now    func() time.Time
+}
+
+// Run serves until ctx ends. conn is the identity svc-lifecycle. ready, when
+// not nil, is called once requests are served.
+func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, ready func()) error {
+	if err := cfg.Policy.Validate(); err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	s := &service{conn: conn, policy: cfg.Policy, log: log, now: time.Now}
+	micro, err := conn.Serve(ctx, bus.ServiceConfig{Name: "lifecycle", Description: "when, and under what terms"})
+	if err != nil {
+		return err
+	}
+	defer stop(micro, log)
+	if err := s.serve(micro); err != nil {
+		return err
+	}
+	stopConsumers, err := s.consume(ctx, micro, cfg.Workers)
+	if err != nil {
+		return err
+	}
+	defer stopConsumers()
+	if ready != nil {
+		ready()
+	}
+	go s.rebuild(ctx)
+	<-ctx.Done()
+	return nil
+}
+
+// consume follows scheduler's events and the timers that are due.
+func (s *service) consume(ctx context.Context, micro *bus.Service, workers int) (stop func(), err error) {
+	sessions, err := s.conn.Consume(ctx, bus.Spec("lifecycle-sessions", workers), func(ctx context.Context, m *bus.Msg) error {
+		ev := &schedulerv1.Event{}
+		if err := m.Decode(ev); err != nil {
+			return err
+		}
+		return s.onSession(ctx, ev)
+	})
+	if err != nil {
+		return nil, err
+	}
+	timers, err := s.conn.Consume(ctx, bus.Spec("lifecycle-timers", workers), func(ctx context.Context, m *bus.Msg) error {
+		t := &lifecyclev1.Timer{}
+		if err := m.Decode(t); err != nil {
+			return err
+		}
+		return s.onTimer(ctx, t)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		sessions.Stop(ctx)
+		timers.Stop(ctx)
+	}, micro.HandleRetry(sessions, timers)
+}
+
+func stop(micro *bus.Service, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := micro.Stop(ctx); err != nil {
+		log.Warn("stopping lifecycle's endpoints", "error", err)
+	}
+}

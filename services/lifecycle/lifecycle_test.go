@@ -1,0 +1,237 @@
+package lifecycle
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const tenant ids.Tenant = "acme"
+
+var session = ids.DeriveSessionKey([]byte("k"), "https://issuer.test", tenant, "ann", "default")
+
+// world is scheduler and one host as lifecycle sees them, on a real bus.
+type world struct {
+	t         *testing.T
+	bus       *bus.Embedded
+	scheduler *bus.Conn
+
+	mu       sync.Mutex
+	record   *schedulerv1.SessionRecord
+	since    time.Time
+	busy     bool
+	sleeps   chan *schedulerv1.SleepRequest
+	wakes    chan *schedulerv1.WakeRequest
+	activity chan time.Time
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, bus: bustest.Start(t, subjects.Host("h1")),
+		sleeps: make(chan *schedulerv1.SleepRequest, 16), wakes: make(chan *schedulerv1.WakeRequest, 16), activity: make(chan time.Time, 64)}
+	w.scheduler = bustest.Connect(t, w.bus, subjects.Service("scheduler"))
+	micro, err := w.scheduler.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
+	must(t, err)
+	must(t, bus.Handle(micro, "wake", func(_ context.Context, _ bus.Request, r *schedulerv1.WakeRequest) (*schedulerv1.WakeReply, error) {
+		w.wakes <- r
+		return &schedulerv1.WakeReply{Session: w.ref(), Host: "h1", Terms: r.GetAdmission().GetTerms()}, nil
+	}))
+	must(t, bus.Handle(micro, "show", func(context.Context, bus.Request, *schedulerv1.ShowRequest) (*schedulerv1.ShowReply, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return &schedulerv1.ShowReply{Record: w.record}, nil
+	}))
+	must(t, bus.Handle(micro, "list", func(context.Context, bus.Request, *schedulerv1.ListRequest) (*schedulerv1.ListReply, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.record == nil {
+			return &schedulerv1.ListReply{}, nil
+		}
+		return &schedulerv1.ListReply{Records: []*schedulerv1.SessionRecord{w.record}}, nil
+	}))
+	must(t, bus.Handle(micro, "sleep", func(_ context.Context, _ bus.Request, r *schedulerv1.SleepRequest) (*schedulerv1.SleepReply, error) {
+		w.sleeps <- r
+		return &schedulerv1.SleepReply{Session: w.ref(), State: corev1.State_STATE_ASLEEP}, nil
+	}))
+	host := bustest.Connect(t, w.bus, subjects.Host("h1"))
+	hm, err := host.Serve(t.Context(), bus.ServiceConfig{Name: "host"})
+	must(t, err)
+	must(t, bus.Handle(hm, "activity", func(context.Context, bus.Request, *hostv1.ActivityRequest) (*hostv1.ActivityReply, error) {
+		w.activity <- time.Now()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return &hostv1.ActivityReply{Busy: w.busy, IdleSince: timestamppb.New(w.since)}, nil
+	}))
+	return w
+}
+
+func (w *world) ref() *corev1.SessionRef {
+	return &corev1.SessionRef{Tenant: string(tenant), Session: string(session),
+		Generation: &corev1.Stamp{Incarnation: 1, Index: 1}, Epoch: &corev1.Stamp{Incarnation: 1, Index: 2}}
+}
+
+// active puts the session into that state and tells it, as scheduler would.
+func (w *world) active(idle time.Duration) {
+	w.t.Helper()
+	w.mu.Lock()
+	w.since = time.Now()
+	w.record = &schedulerv1.SessionRecord{Session: w.ref(), Revision: 3, State: corev1.State_STATE_ACTIVE, Host: "h1",
+		Terms: &corev1.Terms{Idle: durationpb.New(idle)}}
+	w.mu.Unlock()
+	_, err := w.scheduler.Publish(w.t.Context(), subjects.Session(tenant, session, "active"), &schedulerv1.Event{
+		Session: w.ref(), Revision: 3, At: timestamppb.Now(), State: corev1.State_STATE_ACTIVE,
+		Detail: &schedulerv1.Event_Active{Active: &schedulerv1.Active{Idle: durationpb.New(idle)}}})
+	must(w.t, err)
+}
+
+// start runs lifecycle until stop.
+func (w *world) start(cfg Config) (stop func()) {
+	w.t.Helper()
+	conn := bustest.Connect(w.t, w.bus, subjects.Service("lifecycle"))
+	ctx, cancel := context.WithCancel(w.t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- Run(ctx, cfg, conn, bustest.Log(w.t), func() { close(ready) }) }()
+	select {
+	case <-ready:
+	case err := <-done:
+		w.t.Fatalf("lifecycle ended: %v", err)
+	}
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("lifecycle ended: %v", err)
+		}
+	}
+}
+
+func (w *world) identity() *bus.Conn { return bustest.Connect(w.t, w.bus, subjects.Service("identity")) }
+
+func (w *world) verified() *lifecyclev1.Verified {
+	return &lifecyclev1.Verified{Actor: &corev1.Actor{Tenant: string(tenant), Issuer: "https://issuer.test", Subject: "ann"},
+		RequestId: "r1", Keys: []string{string(session)}, Plan: "default", StoredAt: timestamppb.Now(), SessionName: "default"}
+}
+
+func TestOpenBecomesAWakeWithTerms(t *testing.T) {
+	w := newWorld(t)
+	defer w.start(NewConfig())()
+	reply, err := bus.Invoke[*lifecyclev1.OpenReply](t.Context(), w.identity(), "lifecycle", "open",
+		&lifecyclev1.OpenRequest{Verified: w.verified(), Ask: &identityv1.OpenRequest{}})
+	must(t, err)
+	if got := (<-w.wakes).GetAdmission(); got.GetTerms().GetTier() != corev1.Tier_TIER_GVISOR || got.GetRequestId() != "r1" {
+		t.Errorf("scheduler was asked for %v", got)
+	}
+	if reply.GetWake().GetHost() != "h1" {
+		t.Errorf("the answer is %v", reply)
+	}
+}
+
+func TestUnknownTemplateIsRefusedAndChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	defer w.start(NewConfig())()
+	_, err := bus.Invoke[*lifecyclev1.OpenReply](t.Context(), w.identity(), "lifecycle", "open",
+		&lifecyclev1.OpenRequest{Verified: w.verified(), Ask: &identityv1.OpenRequest{Template: "absent"}})
+	if !errs.Is(err, errkind.Refused) || !strings.Contains(err.Error(), `there is no template "absent"`) {
+		t.Errorf("the answer is %v", err)
+	}
+	select {
+	case r := <-w.wakes:
+		t.Errorf("scheduler was asked for %v", r)
+	default:
+	}
+}
+
+// TestIdleIsExact: the timer fires at the idle time, the host's answer moves
+// it, and the sleep names the time since when the session is idle.
+func TestIdleIsExact(t *testing.T) {
+	w := newWorld(t)
+	defer w.start(NewConfig())()
+	const idle = 1500 * time.Millisecond
+	w.active(idle)
+	started := w.since
+	w.mu.Lock()
+	w.since = started.Add(500 * time.Millisecond) // activity after the commit
+	want := w.since
+	w.mu.Unlock()
+
+	asked := <-w.activity
+	if late := asked.Sub(started.Add(idle)); late < -50*time.Millisecond {
+		t.Errorf("the host was asked %s early", -late)
+	}
+	sleep := <-w.sleeps
+	if got := sleep.GetIdleSince().AsTime(); !got.Equal(want) {
+		t.Errorf("idle since %s, want %s", got, want)
+	}
+	if early := want.Add(idle).Sub(time.Now()); early > 0 {
+		t.Errorf("asleep %s before the idle time was over", early)
+	}
+	t.Logf("sleep was asked for %s after the exact time", time.Since(want.Add(idle)))
+}
+
+// TestTimerSurvivesARestart: lifecycle is down when the timer is due.
+func TestTimerSurvivesARestart(t *testing.T) {
+	w := newWorld(t)
+	stop := w.start(NewConfig())
+	w.active(time.Second)
+	waitForTimer(t, w)
+	stop()
+	<-time.After(time.Until(w.since.Add(1200 * time.Millisecond))) // the fault itself: due while nobody is there
+	defer w.start(NewConfig())()
+	select {
+	case <-w.sleeps:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the timer was lost")
+	}
+}
+
+// TestLostTimersAreRebuilt: the timer stream was wiped while lifecycle was down.
+func TestLostTimersAreRebuilt(t *testing.T) {
+	w := newWorld(t)
+	w.mu.Lock()
+	w.since = time.Now().Add(-time.Hour)
+	w.record = &schedulerv1.SessionRecord{Session: w.ref(), Revision: 3, State: corev1.State_STATE_ACTIVE, Host: "h1",
+		Terms: &corev1.Terms{Idle: durationpb.New(time.Minute)}}
+	w.mu.Unlock()
+	defer w.start(NewConfig())()
+	select {
+	case <-w.sleeps:
+	case <-time.After(20 * time.Second):
+		t.Fatal("an active session without a timer stayed awake")
+	}
+}
+
+// waitForTimer waits until the stream holds the session's timer.
+func waitForTimer(t *testing.T, w *world) {
+	t.Helper()
+	keeper := bustest.Connect(t, w.bus, subjects.Keeper())
+	deadline := time.Now().Add(10 * time.Second)
+	for time.Now().Before(deadline) {
+		stream, err := keeper.JetStream().Stream(t.Context(), "BERTH_TIMERS")
+		must(t, err)
+		if stream.CachedInfo().State.Msgs > 0 {
+			return
+		}
+	}
+	t.Fatal("no timer was armed")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
