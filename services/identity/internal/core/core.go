@@ -1,0 +1,328 @@
+// Package core decides, without any I/O, whether a request is let in, as
+// whom, and what is asked of whom on its behalf. It guarantees that nothing
+// is handed on before every check has passed; that the tenant comes from the
+// registry and equals the one that the bus login proves; that issuer and
+// subject are taken byte for byte; and that session keys are derived, never
+// believed.
+package core
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// Verbs of both doors; renew and status have the direct door only.
+const (
+	Open   = "open"
+	Close  = "close"
+	Delete = "delete"
+	Renew  = "renew"
+	Status = "status"
+)
+
+// Doors.
+const (
+	Direct  = "direct"
+	Durable = "durable"
+)
+
+// Policy is what identity goes by. It does not change while a request is
+// decided.
+type Policy struct {
+	Entries []Entry
+	// SessionKeys are the live versions of the derivation key, newest first.
+	SessionKeys [][]byte
+}
+
+// Entry maps an issuer and an audience to a tenant.
+type Entry struct {
+	Issuer   string
+	Audience string
+	Tenant   ids.Tenant
+	Plan     string
+	Floor    corev1.Tier
+	// Frontends that may carry such tokens; empty means every one of the tenant.
+	Frontends []ids.Frontend
+}
+
+// Token holds the facts of a token whose signature is good.
+type Token struct {
+	Issuer    string
+	Subject   string
+	Audience  []string
+	Expires   time.Time
+	NotBefore time.Time // zero when absent
+	IssuedAt  time.Time // zero when absent
+}
+
+// State is one request under way.
+type State struct {
+	Policy   Policy
+	Asked    Asked
+	Name     ids.SessionName
+	Verified *lifecyclev1.Verified
+}
+
+// Refusal is why a request is not let in.
+type Refusal struct {
+	Kind   errkind.Kind
+	Reason string
+}
+
+func (r *Refusal) Error() string { return r.Reason }
+
+func refuse(kind errkind.Kind, format string, args ...any) error {
+	return &Refusal{kind, fmt.Sprintf(format, args...)}
+}
+
+// Event is what the shell learned.
+type Event interface{ event() }
+
+// Asked: a request came through a door and its envelope was opened. Exactly
+// one of the bodies is set, as the verb says.
+type Asked struct {
+	Door     string
+	Tenant   ids.Tenant // of the subject
+	Frontend ids.Frontend
+	Verb     string // of the subject
+	StoredAt time.Time
+	Envelope *identityv1.Envelope
+	Body     Body
+}
+
+// Body is the decoded body of the envelope.
+type Body struct {
+	Open   *identityv1.OpenRequest
+	Close  *identityv1.CloseRequest
+	Delete *identityv1.DeleteRequest
+	Renew  *identityv1.RenewRequest
+	Status *identityv1.StatusRequest
+}
+
+// TokenGood: the signature of the token was verified with a key of its issuer.
+type TokenGood struct{ Token Token }
+
+// TokenBad: it was not; Kind is Unavailable if the issuer's keys could not be
+// fetched.
+type TokenBad struct {
+	Kind   errkind.Kind
+	Reason string
+}
+
+// Awake: lifecycle opened the session.
+type Awake struct{ Session *corev1.SessionRef }
+
+func (Asked) event()     {}
+func (TokenGood) event() {}
+func (TokenBad) event()  {}
+func (Awake) event()     {}
+
+// Command is what the shell has to do next.
+type Command interface{ command() }
+
+// VerifyToken: check the signature of the envelope's token.
+type VerifyToken struct{}
+
+// CallLifecycle: hand the request on; the verb says which method.
+type CallLifecycle struct{}
+
+// CallRenew: have credentials renew the grant. Actor has no issuer and no
+// subject when no live token came along.
+type CallRenew struct {
+	Actor    *corev1.Actor
+	Verified time.Time
+	Expires  time.Time
+}
+
+// CallList: ask scheduler for the principal's own sessions.
+type CallList struct{ Actor *corev1.Actor }
+
+// Mint: have credentials mint a grant for the session.
+type Mint struct{ Session *corev1.SessionRef }
+
+// Audit: record what was decided.
+type Audit struct{ Record *identityv1.Audit }
+
+func (VerifyToken) command()   {}
+func (CallLifecycle) command() {}
+func (CallRenew) command()     {}
+func (CallList) command()      {}
+func (Mint) command()          {}
+func (Audit) command()         {}
+
+// Decide takes one request one step on. With an error comes only the command
+// to record it, and the request has ended.
+func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
+	var cmds []Command
+	var err error
+	switch e := ev.(type) {
+	case Asked:
+		s.Asked = e
+		s, cmds, err = asked(s)
+	case TokenGood:
+		s, cmds, err = tokenGood(s, e.Token, now)
+	case TokenBad:
+		err = refuse(e.Kind, "%s", e.Reason)
+	case Awake:
+		cmds, err = awake(s, e.Session)
+	default:
+		err = refuse(errkind.Internal, "unknown event %T", ev)
+	}
+	if err != nil {
+		return s, []Command{s.audit(err, now)}, err
+	}
+	if s.admits(ev) {
+		cmds = append(cmds, s.audit(nil, now))
+	}
+	return s, cmds, nil
+}
+
+// admits reports whether ev was the last check before the request is handed
+// on.
+func (s State) admits(ev Event) bool {
+	switch ev.(type) {
+	case TokenGood:
+		return true
+	case Asked:
+		return s.Asked.Verb == Renew && s.Asked.Envelope.GetToken() == ""
+	}
+	return false
+}
+
+// Actor is whoever is known so far: the frontend from the subject, the
+// principal once its token was verified.
+func (s State) Actor() *corev1.Actor {
+	if s.Verified != nil {
+		return s.Verified.GetActor()
+	}
+	return &corev1.Actor{Tenant: string(s.Asked.Tenant), Frontend: string(s.Asked.Frontend)}
+}
+
+// Session is the derived key of the session, if it is known already.
+func (s State) Session() ids.SessionKey {
+	if keys := s.Verified.GetKeys(); len(keys) > 0 {
+		return ids.SessionKey(keys[0])
+	}
+	return ""
+}
+
+func (s State) audit(err error, now time.Time) Audit {
+	rec := NewAudit(s.Asked, err, now)
+	rec.Actor, rec.Session = s.Actor(), string(s.Session())
+	return Audit{rec}
+}
+
+func tokenGood(s State, tok Token, now time.Time) (State, []Command, error) {
+	entry, err := s.match(tok)
+	if err != nil {
+		return s, nil, err
+	}
+	if live, err := timely(tok, s.Asked.StoredAt); err != nil {
+		if live || s.Asked.Verb != Renew {
+			return s, nil, err
+		}
+		// An expired token adds nothing to a renewal and takes nothing away.
+		return s, []Command{CallRenew{Actor: s.Actor()}}, nil
+	}
+	actor := &corev1.Actor{
+		Tenant: string(entry.Tenant), Issuer: tok.Issuer, Subject: tok.Subject, Frontend: string(s.Asked.Frontend),
+	}
+	keys := make([]string, 0, len(s.Policy.SessionKeys))
+	for _, k := range s.Policy.SessionKeys {
+		keys = append(keys, string(ids.DeriveSessionKey(k, tok.Issuer, entry.Tenant, tok.Subject, s.Name)))
+	}
+	if named := s.Asked.Body.Open.GetSessionKey(); named != "" && !slices.Contains(keys, named) {
+		return s, nil, refuse(errkind.Denied, "the session key in the request is not that of this user and session name")
+	}
+	if wish := s.Asked.Body.Open.GetPlan(); wish != "" && wish != entry.Plan {
+		return s, nil, refuse(errkind.Refused, "the plan asked for is not the one that this user has")
+	}
+	s.Verified = &lifecyclev1.Verified{
+		Actor: actor, RequestId: s.Asked.Envelope.GetRequestId(), BodyHash: BodyHash(s.Asked.Verb, s.Asked.Envelope.GetBody()),
+		StoredAt: stamp(s.Asked.StoredAt), Keys: keys, SessionName: string(s.Name), Plan: entry.Plan, TenantFloor: entry.Floor,
+	}
+	switch s.Asked.Verb {
+	case Renew:
+		return s, []Command{CallRenew{Actor: actor, Verified: now, Expires: tok.Expires}}, nil
+	case Status:
+		return s, []Command{CallList{actor}}, nil
+	}
+	return s, []Command{CallLifecycle{}}, nil
+}
+
+// match finds the registry's entry for a token. A token that is good for
+// more than one tenant belongs to none.
+func (s State) match(tok Token) (Entry, error) {
+	var found []Entry
+	for _, e := range s.Policy.Entries {
+		if e.Issuer == tok.Issuer && slices.Contains(tok.Audience, e.Audience) {
+			found = append(found, e)
+		}
+	}
+	if len(found) == 0 {
+		return Entry{}, refuse(errkind.Unauthenticated, "the token's issuer and audience are not registered here")
+	}
+	if slices.ContainsFunc(found, func(e Entry) bool { return e.Tenant != found[0].Tenant }) {
+		return Entry{}, refuse(errkind.Unauthenticated, "the token names audiences of more than one tenant")
+	}
+	e := found[0]
+	if e.Tenant != s.Asked.Tenant {
+		return Entry{}, refuse(errkind.Denied, "the token belongs to another tenant than the frontend that carried it")
+	}
+	if len(e.Frontends) > 0 && !slices.Contains(e.Frontends, s.Asked.Frontend) {
+		return Entry{}, refuse(errkind.Denied, "this frontend may not carry tokens of this issuer")
+	}
+	if tok.Subject == "" || len(tok.Subject) > maxSubject {
+		return Entry{}, refuse(errkind.Unauthenticated, "the token's subject is empty or longer than %d bytes", maxSubject)
+	}
+	return e, nil
+}
+
+// timely judges the token at the time that the request was stored. live is
+// false only if the token has merely expired.
+func timely(tok Token, stored time.Time) (live bool, err error) {
+	switch {
+	case tok.Expires.IsZero():
+		return true, refuse(errkind.Unauthenticated, "the token never expires; such tokens are not accepted")
+	case tok.NotBefore.After(stored.Add(skew)):
+		return true, refuse(errkind.Unauthenticated, "the token is not valid yet")
+	case tok.IssuedAt.After(stored.Add(skew)):
+		return true, refuse(errkind.Unauthenticated, "the token was issued in the future")
+	case !stored.Before(tok.Expires.Add(skew)):
+		return false, refuse(errkind.Unauthenticated, "the token had expired when the request was stored; sign in again")
+	}
+	return true, nil
+}
+
+func awake(s State, ref *corev1.SessionRef) ([]Command, error) {
+	if ref.GetTenant() != s.Verified.GetActor().GetTenant() || !slices.Contains(s.Verified.GetKeys(), ref.GetSession()) {
+		return nil, refuse(errkind.Internal, "another session was opened than the one asked for")
+	}
+	if ref.GetGeneration().GetIndex() == 0 || ref.GetEpoch().GetIndex() == 0 {
+		return nil, refuse(errkind.Internal, "the session was opened without a generation or an epoch")
+	}
+	return []Command{Mint{ref}}, nil
+}
+
+// BodyHash is the hash that makes a request id good for one body only:
+// SHA-256 over domain, verb and body, each with its length before it.
+func BodyHash(verb string, body []byte) []byte {
+	h := sha256.New()
+	for _, f := range [][]byte{[]byte("berth/v1/request"), []byte(verb), body} {
+		var n [4]byte
+		binary.BigEndian.PutUint32(n[:], uint32(len(f)))
+		h.Write(n[:])
+		h.Write(f)
+	}
+	return h.Sum(nil)
+}
