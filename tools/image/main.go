@@ -5,6 +5,7 @@
 //	go run ./tools/image --image REF    that image: an OCI layout directory, an OCI
 //	                                    or docker archive, or a registry reference
 //	go run ./tools/image --busybox      a tiny image for tests
+//	go run ./tools/image --print        what was made last, or exit 1 if nothing was
 //
 // It guarantees that the printed layout is complete; a second run prints the same
 // path at once.
@@ -24,10 +25,11 @@ import (
 func main() {
 	ref := flag.String("image", os.Getenv(builder.EnvImage), "use this image (default $"+builder.EnvImage+")")
 	busybox := flag.Bool("busybox", false, "make the tiny image for tests")
+	printOnly := flag.Bool("print", false, "print the default image's path without making it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	path, err := layout(ctx, *ref, *busybox)
+	path, err := layout(ctx, *ref, *busybox, *printOnly)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
@@ -35,9 +37,12 @@ func main() {
 	fmt.Println(path)
 }
 
-func layout(ctx context.Context, ref string, busybox bool) (string, error) {
-	if busybox {
+func layout(ctx context.Context, ref string, busybox, printOnly bool) (string, error) {
+	switch {
+	case busybox:
 		return builder.Busybox(ctx, os.Stderr)
+	case printOnly:
+		return builder.Built()
 	}
 	return builder.Default(ctx, ref, os.Stderr)
 }

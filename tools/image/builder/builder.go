@@ -11,8 +11,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -38,12 +40,44 @@ const (
 	Home = "/home/agent"
 )
 
+// Names inside the cache.
+const (
+	cacheFolder = "images"
+	defaultLink = "default"
+)
+
 // epoch is the time stamp of everything in an image that has no better one.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Default returns the OCI layout of the default session image: the image that
 // ref names, or if ref is empty the Debian image, built when it is missing.
+// Built finds what Default returned last.
 func Default(ctx context.Context, ref string, log io.Writer) (string, error) {
+	path, err := makeDefault(ctx, ref, log)
+	if err != nil {
+		return "", err
+	}
+	return path, cache.Point(filepath.Join(filepath.Dir(path), defaultLink), path)
+}
+
+// Built returns the OCI layout of the default session image without building it.
+// Its error is one sentence that says what to do.
+func Built() (string, error) {
+	root, err := cache.Root()
+	if err != nil {
+		return "", err
+	}
+	path, err := filepath.EvalSymlinks(filepath.Join(root, cacheFolder, defaultLink))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", errors.New("the default session image is not built; run: go run ./tools/image")
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the default session image: %w", err)
+	}
+	return path, nil
+}
+
+func makeDefault(ctx context.Context, ref string, log io.Writer) (string, error) {
 	if ref != "" {
 		return copyOf(ctx, ref, log)
 	}
@@ -74,7 +108,7 @@ func fill(name string, build func(dir string) error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return cache.Fill(filepath.Join(root, "images"), name, build)
+	return cache.Fill(filepath.Join(root, cacheFolder), name, build)
 }
 
 // entryName names a cache entry after everything that goes into the image.
