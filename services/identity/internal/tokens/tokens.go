@@ -1,0 +1,204 @@
+// Package tokens verifies users' tokens with the keys of their issuers. It
+// guarantees that a token is believed only after go-oidc checked its signature
+// with a key of the issuer that it names, by an algorithm that the registry
+// allows; it judges neither audience nor times, which the core does. Keys come
+// from OIDC discovery or a file, are cached, fetched again when a token names
+// a new one or after ten minutes, and at most once a second, so that forged
+// tokens cannot make identity flood an issuer.
+package tokens
+
+import (
+	"context"
+	"crypto"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+)
+
+// Issuer is one issuer of users' tokens.
+type Issuer struct {
+	// URL is the iss claim, byte for byte, and where discovery begins.
+	URL string
+	// Algs are the signature algorithms allowed; empty means Algs of this package.
+	Algs []string
+	// JWKSFile holds the key set; empty means discovery.
+	JWKSFile string
+}
+
+// Algs are what is allowed where the registry does not say: never an
+// algorithm with a shared secret, never "none".
+var Algs = []string{oidc.RS256, oidc.ES256, oidc.EdDSA}
+
+var known = []string{
+	oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.EdDSA,
+}
+
+// Token holds the facts of a verified token.
+type Token struct {
+	Issuer    string
+	Subject   string
+	Audience  []string
+	Expires   time.Time
+	NotBefore time.Time
+	IssuedAt  time.Time
+}
+
+// Verifier verifies tokens of registered issuers. It is safe for concurrent use.
+type Verifier struct {
+	issuers map[string]*oidc.IDTokenVerifier
+}
+
+// New makes a verifier; client fetches keys, nil is one with sane time-outs.
+// Nothing is fetched before the first token of an issuer.
+func New(issuers []Issuer, client *http.Client) (*Verifier, error) {
+	if client == nil {
+		client = &http.Client{Timeout: 5 * time.Second}
+	}
+	v := &Verifier{issuers: map[string]*oidc.IDTokenVerifier{}}
+	for _, i := range issuers {
+		if _, twice := v.issuers[i.URL]; twice {
+			continue
+		}
+		if err := checkURL(i.URL); err != nil {
+			return nil, err
+		}
+		if len(i.Algs) == 0 {
+			i.Algs = Algs
+		}
+		for _, a := range i.Algs {
+			if !slices.Contains(known, a) {
+				return nil, errs.Errorf("register issuer", errkind.Invalid, "%s: %q is no signature algorithm with a public key", i.URL, a)
+			}
+		}
+		keys, err := keySetOf(i, client)
+		if err != nil {
+			return nil, err
+		}
+		v.issuers[i.URL] = oidc.NewVerifier(i.URL, keys, &oidc.Config{
+			SupportedSigningAlgs: i.Algs, SkipClientIDCheck: true, SkipExpiryCheck: true,
+		})
+	}
+	return v, nil
+}
+
+// checkURL allows https, and http only where nobody can listen in.
+func checkURL(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return errs.Errorf("register issuer", errkind.Invalid, "%q is no issuer URL", raw)
+	}
+	ip := net.ParseIP(u.Hostname())
+	if u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || ip.IsLoopback()) {
+		return nil
+	}
+	return errs.Errorf("register issuer", errkind.Invalid, "%q must begin with https:// unless it is a loopback address", raw)
+}
+
+func keySetOf(i Issuer, client *http.Client) (oidc.KeySet, error) {
+	if i.JWKSFile == "" {
+		return newRemote(i.URL, client), nil
+	}
+	raw, err := os.ReadFile(i.JWKSFile)
+	if err != nil {
+		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
+	}
+	var set jose.JSONWebKeySet
+	if err := json.Unmarshal(raw, &set); err != nil {
+		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
+	}
+	static := &oidc.StaticKeySet{}
+	for _, k := range set.Keys {
+		if k.IsPublic() && k.Valid() && (k.Use == "" || k.Use == "sig") {
+			static.PublicKeys = append(static.PublicKeys, crypto.PublicKey(k.Key))
+		}
+	}
+	if len(static.PublicKeys) == 0 {
+		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, i.JWKSFile+" holds no public signing key")
+	}
+	return static, nil
+}
+
+// MaxBytes bounds a token.
+const MaxBytes = 16 << 10
+
+// Verify checks the signature of a token. Kinds: Unauthenticated, or
+// Unavailable when the issuer's keys cannot be fetched now. No error quotes
+// the token.
+func (v *Verifier) Verify(ctx context.Context, raw string) (Token, error) {
+	const op = "verify token"
+	iss, err := unverifiedIssuer(raw)
+	if err != nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
+	}
+	verifier := v.issuers[iss]
+	if verifier == nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's issuer is not registered here")
+	}
+	var fault fetchFault
+	t, err := verifier.Verify(context.WithValue(ctx, faultKey{}, &fault), raw)
+	if err != nil && fault.err != nil {
+		return Token{}, errs.E(op, errkind.Unavailable, "", fmt.Errorf("the keys of issuer %s cannot be fetched now: %w", iss, fault.err))
+	}
+	if err != nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token is malformed, or not signed by its issuer with an algorithm that is allowed")
+	}
+	var extra struct {
+		NotBefore *json.Number `json:"nbf"`
+	}
+	if err := t.Claims(&extra); err != nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's nbf claim is no number")
+	}
+	out := Token{Issuer: t.Issuer, Subject: t.Subject, Audience: t.Audience, Expires: given(t.Expiry), IssuedAt: given(t.IssuedAt)}
+	if extra.NotBefore != nil {
+		sec, err := extra.NotBefore.Float64()
+		if err != nil || sec < 0 || sec > 1e11 {
+			return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's nbf claim is no time")
+		}
+		out.NotBefore = time.Unix(int64(sec), 0)
+	}
+	return out, nil
+}
+
+// given turns the time of an absent claim into the zero time.
+func given(t time.Time) time.Time {
+	if t.Unix() <= 0 {
+		return time.Time{}
+	}
+	return t
+}
+
+// unverifiedIssuer reads which issuer a token claims, only to choose the keys
+// that it is then verified with.
+func unverifiedIssuer(raw string) (string, error) {
+	if len(raw) > MaxBytes {
+		return "", fmt.Errorf("the token is %d bytes long, at most %d are allowed", len(raw), MaxBytes)
+	}
+	parts := strings.Split(raw, ".")
+	if len(parts) != 3 {
+		return "", fmt.Errorf("the token is no JWT")
+	}
+	body, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return "", fmt.Errorf("the token is no JWT")
+	}
+	var c struct {
+		Issuer string `json:"iss"`
+	}
+	if err := json.Unmarshal(body, &c); err != nil || c.Issuer == "" {
+		return "", fmt.Errorf("the token names no issuer")
+	}
+	return c.Issuer, nil
+}
