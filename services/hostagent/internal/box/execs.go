@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -10,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
 
@@ -67,13 +69,15 @@ func (t *tracker) watch(ctx context.Context, key string) error {
 	return nil
 }
 
-// unwatch: the stream ended before the exec did.
-func (t *tracker) unwatch(key string) {
+// unwatch: the stream ended before the exec did. last is true when no other stream watches it.
+func (t *tracker) unwatch(key string) (last bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.running[key]; e != nil {
+	e := t.running[key]
+	if e != nil {
 		e.watchers--
 	}
+	return e == nil || e.watchers <= 0
 }
 
 // ended: the exec is over.
@@ -132,7 +136,7 @@ func (t *tracker) poll() {
 		ctx, cancel := context.WithTimeout(t.box.ctx, openTime)
 		defer cancel()
 		unseen := t.unseen()
-		execs, err := listExecs(ctx, t.box.guest)
+		execs, err := t.box.guest.ListExecs(ctx)
 		if err != nil {
 			return // not known is not ended
 		}
@@ -147,29 +151,9 @@ func (t *tracker) poll() {
 	}()
 }
 
-// maxExecs bounds what is believed of a guest's list.
-const maxExecs = 10_000
-
-func listExecs(ctx context.Context, g Guest) ([]wire.ExecInfo, error) {
-	var out []wire.ExecInfo
-	var after wire.Text
-	for len(out) < maxExecs {
-		var page wire.ExecPage
-		if err := g.Do(ctx, wire.MethodExecs, wire.ExecList{After: after}, &page); err != nil {
-			return nil, err
-		}
-		out = append(out, page.Execs...)
-		if !page.More || len(page.Execs) == 0 {
-			return out, nil
-		}
-		after = page.Execs[len(page.Execs)-1].Key
-	}
-	return out, nil
-}
-
 // RunningExecs lists the keys of the execs that a guest runs.
-func RunningExecs(ctx context.Context, g Guest) ([]string, error) {
-	all, err := listExecs(ctx, g)
+func RunningExecs(ctx context.Context, g *hostend.Conn) ([]string, error) {
+	all, err := g.ListExecs(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -183,14 +167,14 @@ func RunningExecs(ctx context.Context, g Guest) ([]string, error) {
 }
 
 func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
-	start := wire.ExecStart{
-		Key: wire.Text(p.GetKey()), Argv: wire.Texts(p.GetArgv()), Cwd: wire.Text(p.GetCwd()),
-		User: wire.Text(p.GetUser()), Stdin: p.GetStdin(), Timeout: int64(p.GetTimeout().AsDuration()),
+	start := hostend.ExecSpec{
+		Key: p.GetKey(), Argv: p.GetArgv(), Cwd: p.GetCwd(),
+		User: p.GetUser(), Stdin: p.GetStdin(), Timeout: p.GetTimeout().AsDuration(),
 	}
 	for k, v := range p.GetEnv() {
-		start.Env = append(start.Env, wire.Text(k+"="+v))
+		start.Env = append(start.Env, k+"="+v)
 	}
-	sortTexts(start.Env)
+	slices.Sort(start.Env) // the same start must look the same
 	if z := p.GetPty(); z != nil {
 		start.PTY = &wire.Size{Rows: uint16(z.GetRows()), Cols: uint16(z.GetCols())}
 	}
@@ -200,7 +184,7 @@ func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
 	// The start must not end half-way because the stream did: it is idempotent by its key.
 	sctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	e, err := b.guest.Start(sctx, start)
+	e, err := b.guest.StartExec(sctx, start)
 	if err != nil {
 		b.execs.unwatch(p.GetKey()) // whether it runs is for the next poll to say
 		return err
@@ -214,9 +198,7 @@ func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
 	}
 	actx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	e, err := b.guest.Attach(actx, wire.ExecAttach{
-		Key: wire.Text(p.GetKey()), From: wire.Offsets{Stdout: p.GetStdoutOffset(), Stderr: p.GetStderrOffset()},
-	})
+	e, err := b.guest.AttachExec(actx, p.GetKey(), wire.Offsets{Stdout: p.GetStdoutOffset(), Stderr: p.GetStderrOffset()})
 	if err != nil {
 		b.execs.unwatch(p.GetKey())
 		return err
@@ -225,8 +207,7 @@ func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
 }
 
 // pump carries one exec: this goroutine its output, another one its input.
-func (b *Box) pump(ctx context.Context, c *call, key string, e Exec) error {
-	defer e.Close()
+func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStream) error {
 	info := e.Info()
 	var result *boxv1.Result
 	if info.Existing || info.Exit != nil {
@@ -238,7 +219,7 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e Exec) error {
 	}
 	st, err := b.begin(ctx, c, window, result)
 	if err != nil {
-		b.execs.unwatch(key)
+		b.letGo(e, key, err)
 		return err
 	}
 	if info.StdinOpen && info.Stdin > 0 {
@@ -247,7 +228,7 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e Exec) error {
 	in := make(chan struct{})
 	go func() {
 		defer close(in)
-		if err := b.input(st, key, e); err != nil {
+		if err := b.input(st, key); err != nil {
 			st.stop(err)
 		}
 	}()
@@ -256,16 +237,32 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e Exec) error {
 	}
 	if err == nil {
 		b.execs.ended(key)
+		e.Close()
 	} else {
-		b.execs.unwatch(key)
+		b.letGo(e, key, err)
 	}
 	b.end(st, err)
 	<-in
 	return err
 }
 
+// letGo ends a stream before its exec: the exec goes on, and when nobody else reads it, drops its
+// oldest output rather than wait for a reader.
+func (b *Box) letGo(e *hostend.ExecStream, key string, why error) {
+	last := b.execs.unwatch(key)
+	e.Close()
+	if !last || errors.Is(why, hostend.ErrReplaced) || b.ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, openTime)
+	defer cancel()
+	if err := b.guest.DetachExec(ctx, key); err != nil {
+		b.log.Debug("could not detach from an exec", "exec", key, "error", err)
+	}
+}
+
 // output passes on what the exec gives, up to and with its exit.
-func (b *Box) output(st *stream, e Exec) error {
+func (b *Box) output(st *stream, e *hostend.ExecStream) error {
 	for {
 		o, err := e.Next(st.ctx)
 		if err != nil {
@@ -278,9 +275,9 @@ func (b *Box) output(st *stream, e Exec) error {
 		case o.Exit != nil:
 			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Exit{Exit: exit(o.Exit)}})
 		case o.Data != nil:
-			err = st.data(channel(o.Sub), o.Offset, o.Data)
+			err = st.data(channel(o.Stream), o.Offset, o.Data)
 		case o.Gap > 0:
-			gap := &boxv1.Gap{Channel: channel(o.Sub), From: o.Offset, To: o.Gap}
+			gap := &boxv1.Gap{Channel: channel(o.Stream), From: o.Offset, To: o.Gap}
 			err = st.send(&boxv1.Frame{Body: &boxv1.Frame_Gap{Gap: gap}}, false)
 		}
 		if err != nil {
@@ -291,8 +288,8 @@ func (b *Box) output(st *stream, e Exec) error {
 
 // input handles what the client sends until the stream ends. Signals and sizes do not wait for
 // data that the process does not read.
-func (b *Box) input(st *stream, key string, e Exec) error {
-	in := newFeed(st, func() (Input, error) { return e.Stdin(st.ctx) })
+func (b *Box) input(st *stream, key string) error {
+	in := newFeed(st, b.guest, key)
 	defer in.close()
 	for {
 		f, err := st.next()
@@ -327,7 +324,7 @@ func (b *Box) resize(ctx context.Context, key string, r *boxv1.Resize) error {
 		return err
 	}
 	size := wire.Size{Rows: uint16(r.GetRows()), Cols: uint16(r.GetCols())}
-	return lenient(b.guest.Do(ctx, wire.MethodResize, wire.ExecResize{Key: wire.Text(key), Size: size}, nil))
+	return lenient(b.guest.Resize(ctx, key, size))
 }
 
 func (b *Box) signal(ctx context.Context, key, name string) error {
@@ -335,12 +332,12 @@ func (b *Box) signal(ctx context.Context, key, name string) error {
 	if err != nil {
 		return err
 	}
-	return lenient(b.guest.Do(ctx, wire.MethodSignal, wire.ExecSignal{Key: wire.Text(key), Signal: n}, nil))
+	return lenient(b.guest.Signal(ctx, key, n))
 }
 
 // lenient: a process that ended meanwhile is no failure of the stream; its exit follows.
 func lenient(err error) error {
-	if f := (*wire.Failure)(nil); errors.As(err, &f) && (f.Kind == wire.KindExited || f.Kind == wire.KindNoSuchExec) {
+	if errors.Is(err, hostend.ErrExited) || errors.Is(err, hostend.ErrNoSuchExec) {
 		return nil
 	}
 	return err

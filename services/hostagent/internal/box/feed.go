@@ -1,15 +1,18 @@
 package box
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
 
@@ -17,7 +20,8 @@ import (
 // it is bounded by the client's credit, which is given back as the guest takes data.
 type feed struct {
 	st    *stream
-	open  func() (Input, error)
+	guest *hostend.Conn
+	key   string
 	mu    sync.Mutex
 	wait  []piece
 	ready chan struct{}
@@ -31,8 +35,8 @@ type piece struct {
 	data   []byte
 }
 
-func newFeed(st *stream, open func() (Input, error)) *feed {
-	return &feed{st: st, open: open, ready: make(chan struct{}, 1), done: make(chan struct{})}
+func newFeed(st *stream, guest *hostend.Conn, key string) *feed {
+	return &feed{st: st, guest: guest, key: key, ready: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 func (f *feed) put(d *boxv1.Data) error {
@@ -74,20 +78,16 @@ func (f *feed) close() {
 
 func (f *feed) run() {
 	defer close(f.done)
-	in, err := f.open()
-	if err != nil {
-		f.st.fail(err)
-		return
-	}
 	for {
 		p, total, ok := f.next()
 		if !ok {
 			return
 		}
+		var err error
 		if total != nil {
-			err = in.End(f.st.ctx, *total)
-		} else if err = in.Put(f.st.ctx, p.offset, p.data); err == nil {
-			err = f.st.grant(len(p.data))
+			err = f.guest.CloseStdin(f.st.ctx, f.key, *total)
+		} else {
+			err = f.pass(p)
 		}
 		if err != nil && f.st.ctx.Err() == nil && lenientInput(err) != nil {
 			f.st.fail(err)
@@ -98,9 +98,22 @@ func (f *feed) run() {
 	}
 }
 
+// pass hands one piece over, gives its credit back and says what the guest holds.
+func (f *feed) pass(p piece) error {
+	if err := f.guest.WriteStdin(f.st.ctx, f.key, p.offset, p.data); err != nil {
+		return err
+	}
+	held := p.offset + uint64(len(p.data))
+	ack := &boxv1.Frame{Body: &boxv1.Frame_InputAck{InputAck: &boxv1.InputAck{Offset: held}}}
+	if err := f.st.send(ack, false); err != nil {
+		return err
+	}
+	return f.st.grant(len(p.data))
+}
+
 // lenientInput: a process that does not want its input any more is no failure of the stream.
 func lenientInput(err error) error {
-	if kindOf(err) == errkind.Refused || kindOf(err) == errkind.Expired {
+	if errors.Is(err, hostend.ErrStdinClosed) || errors.Is(err, hostend.ErrExited) || errors.Is(err, hostend.ErrNoSuchExec) {
 		return nil
 	}
 	return err
@@ -128,13 +141,11 @@ func (f *feed) next() (p piece, total *uint64, ok bool) {
 	}
 }
 
-func sortTexts(t []wire.Text) { slices.Sort(t) }
-
 // valid makes a guest's text fit for protobuf.
 func valid(t wire.Text) string { return strings.ToValidUTF8(string(t), "\uFFFD") }
 
 // signalNumber reads a name such as SIGTERM or TERM.
-func signalNumber(name string) (int, error) {
+func signalNumber(name string) (syscall.Signal, error) {
 	full := strings.ToUpper(name)
 	if !strings.HasPrefix(full, "SIG") {
 		full = "SIG" + full
@@ -143,7 +154,7 @@ func signalNumber(name string) (int, error) {
 	if n == 0 || len(name) > 16 {
 		return 0, errs.Errorf("signal", errkind.Invalid, "%.16q is no signal", name)
 	}
-	return int(n), nil
+	return n, nil
 }
 
 func signalName(n int) string {

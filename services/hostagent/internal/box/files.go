@@ -10,45 +10,51 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
 
-func at(path, user string) wire.At { return wire.At{Path: wire.Text(path), User: wire.Text(user)} }
+func at(path, user string) hostend.Path { return hostend.Path{Name: path, User: user} }
 
 // readFile answers with the file's description, then sends its bytes, then their number.
 func (b *Box) readFile(ctx context.Context, c *call, p *boxv1.ReadFile) error {
-	r, err := b.guest.Read(ctx, wire.FileRead{At: at(p.GetPath(), p.GetUser()), Offset: p.GetOffset(), Length: p.GetLength()})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, err := b.guest.ReadFile(ctx, at(p.GetPath(), p.GetUser()), p.GetOffset(), p.GetLength())
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	st, err := b.begin(ctx, c, 0, &boxv1.Result{File: fileInfo(p.GetPath(), r.Info())})
 	if err != nil {
 		return err
 	}
+	defer context.AfterFunc(st.ctx, cancel)()
 	go st.onlyCancel()
-	err = b.sendFile(st, r, p.GetOffset())
+	err = sendFile(st, r, p.GetOffset())
 	b.end(st, err)
 	return err
 }
 
-func (b *Box) sendFile(st *stream, r Reader, from uint64) error {
+func sendFile(st *stream, r io.Reader, from uint64) error {
+	buf := make([]byte, MaxChunk)
 	offset := from
 	for {
-		data, err := r.Next(st.ctx)
-		if errors.Is(err, io.EOF) {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if err := st.data(boxv1.Channel_CHANNEL_FILE, offset, buf[:n]); err != nil {
+				return err
+			}
+			offset += uint64(n)
+		}
+		switch {
+		case errors.Is(err, io.EOF):
 			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Result{Result: &boxv1.Result{Bytes: offset - from}}})
-		}
-		if cause := context.Cause(st.ctx); err != nil && cause != nil {
-			return cause
-		}
-		if err != nil {
+		case err != nil && st.ctx.Err() != nil:
+			return context.Cause(st.ctx)
+		case err != nil:
 			return err
 		}
-		if err := st.data(boxv1.Channel_CHANNEL_FILE, offset, data); err != nil {
-			return err
-		}
-		offset += uint64(len(data))
 	}
 }
 
@@ -69,75 +75,83 @@ func (s *stream) onlyCancel() {
 	}
 }
 
-// writeFile takes the bytes of a file and answers when they are synced on this host.
+// writeFile takes the bytes of a file and answers when they are synced on this host. The stream is
+// open before the guest has agreed; what it says against it is the stream's failure.
 func (b *Box) writeFile(ctx context.Context, c *call, p *boxv1.WriteFile) error {
-	req := wire.FileWrite{At: at(p.GetPath(), p.GetUser()), Parents: p.GetParents()}
+	opts := hostend.WriteOptions{Parents: p.GetParents()}
 	if m := p.GetMode(); m != 0 {
 		m &= 0o7777
-		req.Mode = &m
+		opts.Mode = &m
 	}
-	w, err := b.guest.Write(ctx, req)
-	if err != nil {
-		return err
-	}
-	defer w.Close()
 	st, err := b.begin(ctx, c, MaxCredit, nil)
 	if err != nil {
 		return err
 	}
-	err = b.takeFile(st, w, p.GetPath())
+	in := &upload{st: st}
+	info, err := b.guest.WriteFile(st.ctx, at(p.GetPath(), p.GetUser()), in, opts)
+	if cause := context.Cause(st.ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err == nil {
+		result := &boxv1.Result{File: fileInfo(p.GetPath(), info), Bytes: in.total}
+		err = st.finish(&boxv1.Frame{Body: &boxv1.Frame_Result{Result: result}})
+	}
 	b.end(st, err)
 	return err
 }
 
-func (b *Box) takeFile(st *stream, w Writer, path string) error {
-	var total uint64
-	for {
-		f, err := st.next()
-		if err != nil {
-			return err
-		}
-		switch body := f.GetBody().(type) {
-		case *boxv1.Frame_Data:
-			if d := body.Data; d.GetOffset() != total {
-				return errs.Errorf("write file", errkind.Invalid, "a piece at %d, expected %d", d.GetOffset(), total)
-			}
-			n := len(body.Data.GetData())
-			if err := w.Put(st.ctx, total, body.Data.GetData()); err != nil {
-				return err
-			}
-			total += uint64(n)
-			if err := st.grant(n); err != nil {
-				return err
-			}
-		case *boxv1.Frame_CloseInput:
-			if body.CloseInput.GetTotal() != total {
-				return errs.Errorf("write file", errkind.Invalid, "it ends at %d, but %d bytes came", body.CloseInput.GetTotal(), total)
-			}
-			return b.endFile(st, w, path, total)
-		case *boxv1.Frame_Cancel:
-			return errCancelled
-		default:
-			return errs.E("write file", errkind.Invalid, "", "a file takes data only")
-		}
-	}
+// upload reads the bytes of a file from the client's frames.
+type upload struct {
+	st    *stream
+	total uint64
+	rest  []byte
+	ended bool
 }
 
-func (b *Box) endFile(st *stream, w Writer, path string, total uint64) error {
-	if err := w.End(st.ctx, total); err != nil {
-		return err
+// Read implements io.Reader; io.EOF only after the client said that all bytes came.
+func (u *upload) Read(p []byte) (int, error) {
+	for len(u.rest) == 0 {
+		if u.ended {
+			return 0, io.EOF
+		}
+		if err := u.fill(); err != nil {
+			return 0, err
+		}
 	}
-	info, err := w.Done(st.ctx)
+	n := copy(p, u.rest)
+	u.rest = u.rest[n:]
+	return n, u.st.grant(n)
+}
+
+func (u *upload) fill() error {
+	f, err := u.st.next()
 	if err != nil {
 		return err
 	}
-	result := &boxv1.Result{File: fileInfo(path, info), Bytes: total}
-	return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Result{Result: result}})
+	switch body := f.GetBody().(type) {
+	case *boxv1.Frame_Data:
+		if body.Data.GetOffset() != u.total {
+			return errs.Errorf("write file", errkind.Invalid, "a piece at %d, expected %d", body.Data.GetOffset(), u.total)
+		}
+		u.rest = body.Data.GetData()
+		u.total += uint64(len(u.rest))
+		return nil
+	case *boxv1.Frame_CloseInput:
+		if body.CloseInput.GetTotal() != u.total {
+			return errs.Errorf("write file", errkind.Invalid, "it ends at %d, but %d bytes came", body.CloseInput.GetTotal(), u.total)
+		}
+		u.ended = true
+		return nil
+	case *boxv1.Frame_Cancel:
+		u.st.mute(errCancelled)
+		return errCancelled
+	}
+	return errs.E("write file", errkind.Invalid, "", "a file takes data only")
 }
 
 // watchFiles sends changes until the client cancels or the session sleeps.
 func (b *Box) watchFiles(ctx context.Context, c *call, p *boxv1.Watch) error {
-	w, err := b.guest.Watch(ctx, wire.FileWatch{At: at(p.GetPath(), p.GetUser()), Recursive: p.GetRecursive()})
+	w, err := b.guest.Watch(ctx, at(p.GetPath(), p.GetUser()), p.GetRecursive())
 	if err != nil {
 		return err
 	}
@@ -165,8 +179,7 @@ func (b *Box) watchFiles(ctx context.Context, c *call, p *boxv1.Watch) error {
 func (b *Box) short(ctx context.Context, op *boxv1.Operation) (*boxv1.Result, error) {
 	switch o := op.GetOp().(type) {
 	case *boxv1.Operation_Stat:
-		var info wire.FileInfo
-		err := b.guest.Do(ctx, wire.MethodStat, wire.FileStat{At: at(o.Stat.GetPath(), o.Stat.GetUser()), Follow: o.Stat.GetFollow()}, &info)
+		info, err := b.guest.Stat(ctx, at(o.Stat.GetPath(), o.Stat.GetUser()), o.Stat.GetFollow())
 		if err != nil {
 			return nil, err
 		}
@@ -174,19 +187,18 @@ func (b *Box) short(ctx context.Context, op *boxv1.Operation) (*boxv1.Result, er
 	case *boxv1.Operation_ListDir:
 		return b.listDir(ctx, o.ListDir)
 	case *boxv1.Operation_Move:
-		p := wire.FileMove{At: at(o.Move.GetFrom(), o.Move.GetUser()), To: wire.Text(o.Move.GetTo()), Replace: true}
-		return &boxv1.Result{}, b.guest.Do(ctx, wire.MethodMove, p, nil)
+		m := o.Move
+		return &boxv1.Result{}, b.guest.Move(ctx, at(m.GetFrom(), m.GetUser()), m.GetTo(), true)
 	case *boxv1.Operation_Remove:
-		p := wire.FileRemove{At: at(o.Remove.GetPath(), o.Remove.GetUser()), Recursive: o.Remove.GetRecursive()}
-		return &boxv1.Result{}, b.guest.Do(ctx, wire.MethodRemove, p, nil)
+		return &boxv1.Result{}, b.guest.Remove(ctx, at(o.Remove.GetPath(), o.Remove.GetUser()), o.Remove.GetRecursive())
 	case *boxv1.Operation_MakeDir:
-		p := wire.FileMkdir{At: at(o.MakeDir.GetPath(), o.MakeDir.GetUser()), Mode: o.MakeDir.GetMode() & 0o7777, Parents: o.MakeDir.GetParents()}
-		return &boxv1.Result{}, b.guest.Do(ctx, wire.MethodMkdir, p, nil)
+		m := o.MakeDir
+		return &boxv1.Result{}, b.guest.Mkdir(ctx, at(m.GetPath(), m.GetUser()), m.GetMode()&0o7777, m.GetParents())
 	case *boxv1.Operation_Checkpoint:
 		m, err := b.gate.Checkpoint(ctx)
 		return &boxv1.Result{Manifest: m}, err
 	case *boxv1.Operation_ListExecs:
-		all, err := listExecs(ctx, b.guest)
+		all, err := b.guest.ListExecs(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -209,17 +221,16 @@ func (b *Box) listDir(ctx context.Context, p *boxv1.ListDir) (*boxv1.Result, err
 	if limit <= 0 || limit > maxPage {
 		limit = maxPage
 	}
-	var page wire.FilePage
-	err := b.guest.Do(ctx, wire.MethodList, wire.FileList{At: at(p.GetPath(), p.GetUser()), After: wire.Text(p.GetAfter()), Limit: limit}, &page)
+	files, more, err := b.guest.List(ctx, at(p.GetPath(), p.GetUser()), p.GetAfter(), limit)
 	if err != nil {
 		return nil, err
 	}
 	out := &boxv1.Result{}
-	for _, f := range page.Files[:min(len(page.Files), limit)] {
+	for _, f := range files[:min(len(files), limit)] {
 		out.Entries = append(out.Entries, fileInfo(valid(f.Name), f))
 	}
-	if n := len(page.Files); page.More && n > 0 {
-		out.Next = valid(page.Files[n-1].Name)
+	if n := len(out.Entries); n > 0 && (more || n < len(files)) {
+		out.Next = out.Entries[n-1].GetPath()
 	}
 	return out, nil
 }

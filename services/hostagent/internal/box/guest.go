@@ -3,87 +3,15 @@ package box
 import (
 	"context"
 	"errors"
+	"syscall"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
-
-// Guest is the agent of one sandbox. Errors are *wire.Failure where the guest said no; any other
-// means that the channel is lost. It is safe for concurrent use. Nothing that it says is believed
-// beyond its type: it is passed on to the one client that owns the sandbox.
-type Guest interface {
-	// Do makes a short call; result may be nil.
-	Do(ctx context.Context, method string, params, result any) error
-	// Start starts an exec, or finds the one that its key started, and becomes its reader.
-	Start(ctx context.Context, p wire.ExecStart) (Exec, error)
-	// Attach becomes the reader of an exec.
-	Attach(ctx context.Context, p wire.ExecAttach) (Exec, error)
-	Files
-}
-
-// Files are the guest's long file calls.
-type Files interface {
-	Read(ctx context.Context, p wire.FileRead) (Reader, error)
-	Write(ctx context.Context, p wire.FileWrite) (Writer, error)
-	Watch(ctx context.Context, p wire.FileWatch) (Watcher, error)
-}
-
-// Output is one piece of what an exec gives. Exactly one of Data, Gap and Exit is set. An exit
-// comes after all output that the process itself wrote.
-type Output struct {
-	Sub    wire.Sub
-	Offset uint64
-	Data   []byte // valid until the following Next
-	Gap    uint64 // bytes from Offset to here are gone
-	Exit   *wire.Exit
-}
-
-// Exec is the one reader of an exec. The guest is told that data was taken when the following Next
-// is called, so what is not passed on is kept by the guest.
-type Exec interface {
-	Info() wire.ExecInfo
-	// Next waits for the next output.
-	Next(ctx context.Context) (Output, error)
-	// Stdin returns the writer of its input.
-	Stdin(ctx context.Context) (Input, error)
-	// Close detaches: the process goes on.
-	Close()
-}
-
-// Input takes bytes for the guest.
-type Input interface {
-	// Put writes the bytes at offset; it waits while the guest's window is full. Bytes that the
-	// guest has already are passed over.
-	Put(ctx context.Context, offset uint64, p []byte) error
-	// End says that there are no bytes at or after total.
-	End(ctx context.Context, total uint64) error
-}
-
-// Reader reads a file.
-type Reader interface {
-	Info() wire.FileInfo
-	// Next returns the next piece, valid until the following Next, and io.EOF at the end.
-	Next(ctx context.Context) ([]byte, error)
-	Close()
-}
-
-// Writer writes a file.
-type Writer interface {
-	Input
-	// Done waits until the file is complete and synced.
-	Done(ctx context.Context) (wire.FileInfo, error)
-	// Close gives an incomplete file up.
-	Close()
-}
-
-// Watcher reports changes of files.
-type Watcher interface {
-	Next(ctx context.Context) (wire.WatchEvent, error)
-	Close()
-}
 
 // Gate is what a session's owner on this host decides about its data plane.
 type Gate interface {
@@ -114,7 +42,13 @@ var guestKinds = map[wire.Kind]errkind.Kind{
 
 // kindOf gives every error of this package's surroundings its kind.
 func kindOf(err error) errkind.Kind {
-	if f := (*wire.Failure)(nil); errors.As(err, &f) {
+	if f := (*hostend.Error)(nil); errors.As(err, &f) {
+		switch {
+		case f.Kind == wire.KindStartFailed && f.Errno == int(syscall.ENOENT):
+			return errkind.NotFound
+		case f.Kind == wire.KindStartFailed && f.Errno == int(syscall.EACCES):
+			return errkind.Denied
+		}
 		if k, ok := guestKinds[f.Kind]; ok {
 			return k
 		}
@@ -122,6 +56,9 @@ func kindOf(err error) errkind.Kind {
 	}
 	if g := (*grant.Error)(nil); errors.As(err, &g) {
 		return g.Kind
+	}
+	if errors.Is(err, hostend.ErrChannelLost) {
+		return errkind.Unavailable
 	}
 	return errs.Kind(err)
 }

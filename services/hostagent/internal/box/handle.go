@@ -62,7 +62,7 @@ func (b *Box) verify(ctx context.Context, m *nats.Msg) (*call, *boxv1.Operation,
 		b.refuse(m.Reply, err)
 		return nil, nil, err
 	}
-	plain, err := b.srv.cfg.Sealer.Open(req.GetSealed(), req.GetSender())
+	plain, err := b.srv.cfg.Key.Open(req.GetSealed())
 	if err != nil {
 		err = errs.E(opOpen, errkind.Unauthenticated, "", "the opening is not sealed to this host")
 		b.refuse(m.Reply, err)

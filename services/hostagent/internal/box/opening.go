@@ -11,6 +11,7 @@ import (
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
@@ -25,7 +26,7 @@ func decodeRequest(raw []byte) (*boxv1.OpenRequest, error) {
 	if err := proto.Unmarshal(raw, req); err != nil {
 		return nil, errs.E(opOpen, errkind.Invalid, "", "the request is no OpenRequest")
 	}
-	if len(req.GetSealed()) == 0 || req.GetSender() == "" {
+	if len(req.GetSealed()) == 0 {
 		return nil, errs.E(opOpen, errkind.Invalid, "", "the request holds nothing sealed")
 	}
 	return req, nil
@@ -39,6 +40,9 @@ func decodeOpening(plain []byte) (*boxv1.Opening, error) {
 	}
 	if o.GetCredit() > MaxCredit {
 		return nil, errs.Errorf(opOpen, errkind.Invalid, "a credit of %d bytes is more than %d", o.GetCredit(), MaxCredit)
+	}
+	if _, err := seal.ParsePublic(o.GetReplyKey()); err != nil {
+		return nil, errs.E(opOpen, errkind.Invalid, "", "the opening has no proper reply key")
 	}
 	if err := o.GetTime().CheckValid(); err != nil {
 		return nil, errs.E(opOpen, errkind.Invalid, "", "the opening has no proper time")

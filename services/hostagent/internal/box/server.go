@@ -2,6 +2,7 @@ package box
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -16,7 +17,9 @@ import (
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 )
 
 // Bus is the part of a NATS connection that the data plane needs; *nats.Conn is one.
@@ -25,17 +28,12 @@ type Bus interface {
 	Subscribe(subject string, handler nats.MsgHandler) (*nats.Subscription, error)
 }
 
-// Sealer opens what is sealed to this host and seals answers. Safe for concurrent use.
-type Sealer interface {
-	Open(sealed []byte, sender string) ([]byte, error)
-	Seal(plain []byte, recipient string) (sealed []byte, sender string, err error)
-}
-
 // Config of a server. All fields but Log are needed.
 type Config struct {
 	Bus    Bus
 	Host   ids.Host
-	Sealer Sealer
+	// Key is the host's curve key: openings are sealed to it.
+	Key seal.XKey
 	// Grants finds the keys that a grant is checked with.
 	Grants *grant.Cache
 	Log    *slog.Logger
@@ -113,7 +111,7 @@ func (s *Server) watch() {
 type Box struct {
 	srv   *Server
 	want  grant.Binding
-	guest Guest
+	guest *hostend.Conn
 	gate  Gate
 	log   *slog.Logger
 	ctx   context.Context
@@ -130,7 +128,7 @@ type Box struct {
 
 // Serve begins to answer openings for a session that is awake. running are the keys of execs that
 // the guest runs already; each holds a piece of work of gate until it ends.
-func (s *Server) Serve(want grant.Binding, guest Guest, gate Gate, running []string) (*Box, error) {
+func (s *Server) Serve(want grant.Binding, guest *hostend.Conn, gate Gate, running []string) (*Box, error) {
 	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}}
 	b.log = s.cfg.Log.With("session", want.Session, "epoch", want.Epoch)
 	b.ctx, b.stop = context.WithCancelCause(context.Background())
@@ -251,11 +249,11 @@ func (b *Box) answer(reply, key string, r *boxv1.OpenReply) error {
 	if err != nil {
 		return errs.E(opOpen, errkind.Internal, "", err)
 	}
-	sealed, sender, err := b.srv.cfg.Sealer.Seal(plain, key)
+	sealed, err := seal.SealTo(seal.Public(key), plain, rand.Reader)
 	if err != nil {
 		return errs.E(opOpen, errkind.Invalid, "", fmt.Errorf("seal the answer: %w", err))
 	}
-	raw, err := proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed, Sender: sender})
+	raw, err := proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed})
 	if err != nil {
 		return errs.E(opOpen, errkind.Internal, "", err)
 	}
