@@ -85,8 +85,9 @@ func (Channel) EnumDescriptor() ([]byte, []int) {
 // OpenRequest is published as a request on berth.v1.box.<session>.<epoch>.open.
 type OpenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An Opening sealed to the host's curve key.
-	Sealed        []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// An Opening sealed to the host's curve key: an envelope of schemas/seal, which names its sender.
+	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// Not read; the envelope's sender for people.
 	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -505,8 +506,9 @@ func (*Operation_Info) isOperation_Op() {}
 // SealedOpenReply is what is on the bus.
 type SealedOpenReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An OpenReply sealed to reply_key.
+	// An OpenReply sealed to reply_key: an envelope of schemas/seal, which names its sender.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// Not set; the envelope's sender for people.
 	Sender string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	// Only when the opening could not be read at all.
 	Failure       *v1.Failure `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
@@ -566,6 +568,7 @@ func (x *SealedOpenReply) GetFailure() *v1.Failure {
 }
 
 // OpenReply: the stream is open, or why not. Short operations carry their result and have no stream.
+// A read carries the file's description, an exec that was started before its ExecInfo, beside the stream.
 type OpenReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unguessable; names the stream in client frames (header Berth-Stream). Empty when result is final.
@@ -636,7 +639,9 @@ func (x *OpenReply) GetCredit() uint32 {
 	return 0
 }
 
-// Frame travels in both directions of a stream.
+// Frame travels in both directions of a stream. The host ends a stream with exactly one last frame:
+// exit (exec), result (transfers) or failure. A failure of kind unavailable says that the exec goes on:
+// attach again by its key at the offsets that were reached.
 type Frame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Counts from 1 in each direction; a gap means a lost message and ends the stream.
@@ -2428,7 +2433,8 @@ func (x *Result) GetBytes() uint64 {
 
 // FileInfo is one file.
 type FileInfo struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it was asked for; in a directory listing the bare name.
 	Path     string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Size     uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	Mode     uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
