@@ -30,8 +30,8 @@ type Bus interface {
 
 // Config of a server. All fields but Log are needed.
 type Config struct {
-	Bus    Bus
-	Host   ids.Host
+	Bus  Bus
+	Host ids.Host
 	// Key is the host's curve key: openings are sealed to it.
 	Key seal.XKey
 	// Grants finds the keys that a grant is checked with.
