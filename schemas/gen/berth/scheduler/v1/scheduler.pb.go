@@ -83,7 +83,11 @@ type WakeReply struct {
 	Timing      *v1.Timing `protobuf:"bytes,6,opt,name=timing,proto3" json:"timing,omitempty"`
 	ImageDigest string     `protobuf:"bytes,7,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
 	// Terms in force: those of the wake that made it active, which a later open may not change.
-	Terms         *v1.Terms `protobuf:"bytes,8,opt,name=terms,proto3" json:"terms,omitempty"`
+	Terms *v1.Terms `protobuf:"bytes,8,opt,name=terms,proto3" json:"terms,omitempty"`
+	// The stored outcome of an earlier request with this id; the session may have moved on since.
+	Replayed bool `protobuf:"varint,9,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// State of the session now; anything but active only in a replay.
+	State         v1.State `protobuf:"varint,10,opt,name=state,proto3,enum=berth.core.v1.State" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -174,6 +178,20 @@ func (x *WakeReply) GetTerms() *v1.Terms {
 	return nil
 }
 
+func (x *WakeReply) GetReplayed() bool {
+	if x != nil {
+		return x.Replayed
+	}
+	return false
+}
+
+func (x *WakeReply) GetState() v1.State {
+	if x != nil {
+		return x.State
+	}
+	return v1.State(0)
+}
+
 // SleepRequest puts an active session to sleep.
 type SleepRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -184,7 +202,7 @@ type SleepRequest struct {
 	Epoch      *v1.Stamp `protobuf:"bytes,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Set for an idle sleep: the host refuses when there was activity after it.
 	IdleSince *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=idle_since,json=idleSince,proto3" json:"idle_since,omitempty"`
-	// idle, close or drain.
+	// idle, close, drain or pause (then it ends as paused).
 	Reason    string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	RequestId string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	BodyHash  []byte `protobuf:"bytes,8,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
@@ -359,9 +377,12 @@ type DeleteRequest struct {
 	StoredAt  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=stored_at,json=storedAt,proto3" json:"stored_at,omitempty"`
 	Keys      []string               `protobuf:"bytes,6,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Set for retention: only if asleep and generation and revision match and the record is past retention.
-	Expire        bool      `protobuf:"varint,7,opt,name=expire,proto3" json:"expire,omitempty"`
-	Generation    *v1.Stamp `protobuf:"bytes,8,opt,name=generation,proto3" json:"generation,omitempty"`
-	Revision      uint64    `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	Expire     bool      `protobuf:"varint,7,opt,name=expire,proto3" json:"expire,omitempty"`
+	Generation *v1.Stamp `protobuf:"bytes,8,opt,name=generation,proto3" json:"generation,omitempty"`
+	Revision   uint64    `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	// With expire: only note that the end was announced. An expire that was never announced is
+	// taken as the announcement and refused.
+	Warn          bool `protobuf:"varint,10,opt,name=warn,proto3" json:"warn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -459,6 +480,13 @@ func (x *DeleteRequest) GetRevision() uint64 {
 	return 0
 }
 
+func (x *DeleteRequest) GetWarn() bool {
+	if x != nil {
+		return x.Warn
+	}
+	return false
+}
+
 // DeleteReply: the key is destroyed and grants are dead.
 type DeleteReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -517,12 +545,14 @@ type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	// Random per start of hostagent.
-	Boot          string            `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`
-	HostKey       string            `protobuf:"bytes,3,opt,name=host_key,json=hostKey,proto3" json:"host_key,omitempty"`
-	Tiers         []v1.Tier         `protobuf:"varint,4,rep,packed,name=tiers,proto3,enum=berth.core.v1.Tier" json:"tiers,omitempty"`
-	Capacity      *v1.Limits        `protobuf:"bytes,5,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	Zone          string            `protobuf:"bytes,6,opt,name=zone,proto3" json:"zone,omitempty"`
-	Labels        map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Boot     string            `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	HostKey  string            `protobuf:"bytes,3,opt,name=host_key,json=hostKey,proto3" json:"host_key,omitempty"`
+	Tiers    []v1.Tier         `protobuf:"varint,4,rep,packed,name=tiers,proto3,enum=berth.core.v1.Tier" json:"tiers,omitempty"`
+	Capacity *v1.Limits        `protobuf:"bytes,5,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Zone     string            `protobuf:"bytes,6,opt,name=zone,proto3" json:"zone,omitempty"`
+	Labels   map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Continue the list of owned sessions after this key.
+	After         string `protobuf:"bytes,8,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -606,6 +636,13 @@ func (x *JoinRequest) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *JoinRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
 // JoinReply grants a lease and says what this host owns.
 type JoinReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -614,7 +651,9 @@ type JoinReply struct {
 	Owned    []*OwnedSession `protobuf:"bytes,2,rep,name=owned,proto3" json:"owned,omitempty"`
 	Complete bool            `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Sessions of this host that were deleted: erase their disks.
-	Erased        []*v1.SessionRef `protobuf:"bytes,4,rep,name=erased,proto3" json:"erased,omitempty"`
+	Erased []*v1.SessionRef `protobuf:"bytes,4,rep,name=erased,proto3" json:"erased,omitempty"`
+	// When not complete: ask again with after set to this.
+	Next          string `protobuf:"bytes,5,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -675,6 +714,13 @@ func (x *JoinReply) GetErased() []*v1.SessionRef {
 		return x.Erased
 	}
 	return nil
+}
+
+func (x *JoinReply) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
 }
 
 // OwnedSession is a session whose compute or disk is on the asking host.
@@ -2503,9 +2549,11 @@ type HostEvent struct {
 	Boot  string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`
 	At    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
 	// joined, lost or draining.
-	What          string     `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
-	Tiers         []v1.Tier  `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=berth.core.v1.Tier" json:"tiers,omitempty"`
-	Capacity      *v1.Limits `protobuf:"bytes,6,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	What     string     `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
+	Tiers    []v1.Tier  `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=berth.core.v1.Tier" json:"tiers,omitempty"`
+	Capacity *v1.Limits `protobuf:"bytes,6,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// Why, when lost.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2582,13 +2630,20 @@ func (x *HostEvent) GetCapacity() *v1.Limits {
 	return nil
 }
 
+func (x *HostEvent) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_berth_scheduler_v1_scheduler_proto protoreflect.FileDescriptor
 
 const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"\"berth/scheduler/v1/scheduler.proto\x12\x12berth.scheduler.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"E\n" +
 	"\vWakeRequest\x126\n" +
-	"\tadmission\x18\x01 \x01(\v2\x18.berth.core.v1.AdmissionR\tadmission\"\xde\x02\n" +
+	"\tadmission\x18\x01 \x01(\v2\x18.berth.core.v1.AdmissionR\tadmission\"\xa6\x03\n" +
 	"\tWakeReply\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12-\n" +
 	"\x06origin\x18\x02 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
@@ -2597,7 +2652,10 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\bhost_key\x18\x05 \x01(\tR\ahostKey\x12-\n" +
 	"\x06timing\x18\x06 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\x12!\n" +
 	"\fimage_digest\x18\a \x01(\tR\vimageDigest\x12*\n" +
-	"\x05terms\x18\b \x01(\v2\x14.berth.core.v1.TermsR\x05terms\"\xc5\x02\n" +
+	"\x05terms\x18\b \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1a\n" +
+	"\breplayed\x18\t \x01(\bR\breplayed\x12*\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\xc5\x02\n" +
 	"\fSleepRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
@@ -2617,7 +2675,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x129\n" +
 	"\n" +
-	"busy_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tbusySince\"\xb4\x02\n" +
+	"busy_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tbusySince\"\xc8\x02\n" +
 	"\rDeleteRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x1d\n" +
@@ -2630,10 +2688,12 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\b \x01(\v2\x14.berth.core.v1.StampR\n" +
 	"generation\x12\x1a\n" +
-	"\brevision\x18\t \x01(\x04R\brevision\"n\n" +
+	"\brevision\x18\t \x01(\x04R\brevision\x12\x12\n" +
+	"\x04warn\x18\n" +
+	" \x01(\bR\x04warn\"n\n" +
 	"\vDeleteReply\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\xc2\x02\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\xd8\x02\n" +
 	"\vJoinRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x19\n" +
@@ -2641,15 +2701,17 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x05tiers\x18\x04 \x03(\x0e2\x13.berth.core.v1.TierR\x05tiers\x121\n" +
 	"\bcapacity\x18\x05 \x01(\v2\x15.berth.core.v1.LimitsR\bcapacity\x12\x12\n" +
 	"\x04zone\x18\x06 \x01(\tR\x04zone\x12C\n" +
-	"\x06labels\x18\a \x03(\v2+.berth.scheduler.v1.JoinRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\a \x03(\v2+.berth.scheduler.v1.JoinRequest.LabelsEntryR\x06labels\x12\x14\n" +
+	"\x05after\x18\b \x01(\tR\x05after\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
 	"\tJoinReply\x12/\n" +
 	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x126\n" +
 	"\x05owned\x18\x02 \x03(\v2 .berth.scheduler.v1.OwnedSessionR\x05owned\x12\x1a\n" +
 	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x121\n" +
-	"\x06erased\x18\x04 \x03(\v2\x19.berth.core.v1.SessionRefR\x06erased\"\x9c\x02\n" +
+	"\x06erased\x18\x04 \x03(\v2\x19.berth.core.v1.SessionRefR\x06erased\x12\x12\n" +
+	"\x04next\x18\x05 \x01(\tR\x04next\"\x9c\x02\n" +
 	"\fOwnedSession\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
@@ -2786,14 +2848,15 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\aDeleted\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xd1\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xe9\x01\n" +
 	"\tHostEvent\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12*\n" +
 	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12)\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x13.berth.core.v1.TierR\x05tiers\x121\n" +
-	"\bcapacity\x18\x06 \x01(\v2\x15.berth.core.v1.LimitsR\bcapacityBGZEgithub.com/berth-dev/berth/schemas/gen/berth/scheduler/v1;schedulerv1b\x06proto3"
+	"\bcapacity\x18\x06 \x01(\v2\x15.berth.core.v1.LimitsR\bcapacity\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reasonBGZEgithub.com/berth-dev/berth/schemas/gen/berth/scheduler/v1;schedulerv1b\x06proto3"
 
 var (
 	file_berth_scheduler_v1_scheduler_proto_rawDescOnce sync.Once
@@ -2852,8 +2915,8 @@ var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
 	(*v1.Timing)(nil),             // 41: berth.core.v1.Timing
 	(*v1.Terms)(nil),              // 42: berth.core.v1.Terms
-	(*v1.Stamp)(nil),              // 43: berth.core.v1.Stamp
-	(v1.State)(0),                 // 44: berth.core.v1.State
+	(v1.State)(0),                 // 43: berth.core.v1.State
+	(*v1.Stamp)(nil),              // 44: berth.core.v1.Stamp
 	(v1.Tier)(0),                  // 45: berth.core.v1.Tier
 	(*v1.Limits)(nil),             // 46: berth.core.v1.Limits
 	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
@@ -2869,80 +2932,81 @@ var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
 	40, // 3: berth.scheduler.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
 	41, // 4: berth.scheduler.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
 	42, // 5: berth.scheduler.v1.WakeReply.terms:type_name -> berth.core.v1.Terms
-	43, // 6: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
-	43, // 7: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
-	40, // 8: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	38, // 9: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
-	44, // 10: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
-	40, // 11: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
-	40, // 12: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
-	43, // 13: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
-	38, // 14: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	44, // 15: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	45, // 16: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
-	46, // 17: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
-	35, // 18: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
-	47, // 19: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
-	8,  // 20: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
-	38, // 21: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
-	38, // 22: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
-	44, // 23: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
-	42, // 24: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
-	43, // 25: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
-	47, // 26: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
-	38, // 27: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
-	48, // 28: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
-	38, // 29: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
-	44, // 30: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
-	19, // 31: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	19, // 32: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
-	38, // 33: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
-	44, // 34: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
-	42, // 35: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
-	49, // 36: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
-	40, // 37: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
-	40, // 38: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
-	41, // 39: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
-	50, // 40: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
-	39, // 41: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
-	22, // 42: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
-	45, // 43: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
-	46, // 44: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
-	36, // 45: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
-	38, // 46: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	40, // 47: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
-	44, // 48: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
-	24, // 49: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
-	25, // 50: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
-	26, // 51: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
-	27, // 52: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
-	28, // 53: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
-	29, // 54: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
-	30, // 55: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
-	31, // 56: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
-	32, // 57: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
-	33, // 58: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
-	49, // 59: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
-	42, // 60: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
-	51, // 61: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
-	39, // 62: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
-	40, // 63: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
-	41, // 64: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
-	47, // 65: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
-	42, // 66: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
-	47, // 67: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
-	47, // 68: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
-	41, // 69: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
-	50, // 70: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
-	40, // 71: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
-	40, // 72: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
-	45, // 73: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
-	46, // 74: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
-	75, // [75:75] is the sub-list for method output_type
-	75, // [75:75] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	43, // 6: berth.scheduler.v1.WakeReply.state:type_name -> berth.core.v1.State
+	44, // 7: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
+	44, // 8: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
+	40, // 9: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	38, // 10: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
+	43, // 11: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
+	40, // 12: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
+	40, // 13: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
+	44, // 14: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
+	38, // 15: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	43, // 16: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	45, // 17: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
+	46, // 18: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
+	35, // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
+	47, // 20: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
+	8,  // 21: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
+	38, // 22: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
+	38, // 23: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
+	43, // 24: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
+	42, // 25: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
+	44, // 26: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
+	47, // 27: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
+	38, // 28: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
+	48, // 29: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
+	38, // 30: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
+	43, // 31: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
+	19, // 32: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	19, // 33: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
+	38, // 34: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
+	43, // 35: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
+	42, // 36: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
+	49, // 37: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
+	40, // 38: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
+	40, // 39: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
+	41, // 40: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
+	50, // 41: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
+	39, // 42: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
+	22, // 43: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
+	45, // 44: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
+	46, // 45: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
+	36, // 46: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
+	38, // 47: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	40, // 48: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
+	43, // 49: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
+	24, // 50: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
+	25, // 51: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
+	26, // 52: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
+	27, // 53: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
+	28, // 54: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
+	29, // 55: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
+	30, // 56: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
+	31, // 57: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
+	32, // 58: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
+	33, // 59: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
+	49, // 60: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
+	42, // 61: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
+	51, // 62: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
+	39, // 63: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
+	40, // 64: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
+	41, // 65: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
+	47, // 66: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
+	42, // 67: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
+	47, // 68: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
+	47, // 69: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
+	41, // 70: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
+	50, // 71: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
+	40, // 72: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
+	40, // 73: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
+	45, // 74: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
+	46, // 75: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
+	76, // [76:76] is the sub-list for method output_type
+	76, // [76:76] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_berth_scheduler_v1_scheduler_proto_init() }

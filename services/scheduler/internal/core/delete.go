@@ -1,0 +1,204 @@
+package core
+
+import (
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// tickBound is how far leader time may lag behind the leader's clock.
+const tickBound = time.Minute
+
+// delete is legal from every state and never refused for want of room.
+func (x *tx) delete(c *Delete) Outcome {
+	old := x.s.Session(c.Keys...)
+	key := firstKey(c.Keys)
+	if old != nil {
+		key = old.Key
+	}
+	if key == "" {
+		return refuse(errkind.Invalid, "a delete needs a session key")
+	}
+	if out := x.knownDelete(key, c); out != nil {
+		return *out
+	}
+	if old != nil && old.Tenant != c.Tenant {
+		return refuse(errkind.Denied, "the session belongs to another tenant")
+	}
+	if c.Expire != nil {
+		return x.expire(old, c)
+	}
+	if old == nil {
+		return x.deleteNone(c)
+	}
+	if t := x.s.Tombstone(c.Keys...); t != nil && c.StoredAt != 0 && c.StoredAt < t.StoredAt {
+		return refuse(errkind.Superseded, "a later delete of this session was committed before")
+	}
+	return x.startedDelete(x.edit(old), c, "asked by the user")
+}
+
+func (x *tx) knownDelete(key ids.SessionKey, c *Delete) *Outcome {
+	for _, k := range append([]ids.SessionKey{key}, c.Keys...) {
+		if out := x.known(k, VerbDelete, c.Request, c.Hash); out != nil {
+			out.Deleted = out.Session == nil || out.Session.Generation != out.Record.Generation
+			return out
+		}
+	}
+	return nil
+}
+
+func (x *tx) startedDelete(s *Session, c *Delete, reason string) Outcome {
+	r, _ := x.wait(s, VerbDelete, c.Request, c.Hash) // a delete is never refused
+	stored := c.StoredAt
+	if stored == 0 {
+		stored = x.now
+	}
+	if s.State == Deleting {
+		x.move(s, tDeleteJoin)
+		d := *s.Deletion
+		d.StoredAt = max(d.StoredAt, stored)
+		s.Deletion = &d
+	} else {
+		held := s.holds()
+		x.move(s, tDelete)
+		x.startDelete(s, Deletion{Request: c.Request, Reason: reason, StoredAt: stored})
+		s.NeedsStop = held
+	}
+	x.put(s)
+	return Outcome{Session: s, Record: r}
+}
+
+// startDelete notes the delete and tells the opens that wait.
+func (x *tx) startDelete(s *Session, d Deletion) {
+	s.Deletion, s.Wake, s.Sleep = &d, nil, nil
+	s.NeedsStop = s.NeedsStop || s.Host != ""
+	x.settle(s, VerbOpen, failWith(errkind.Superseded, "the session was deleted meanwhile"))
+}
+
+// deleteNone remembers the delete of nothing, so that an open stored before it
+// is refused whichever arrives first.
+func (x *tx) deleteNone(c *Delete) Outcome {
+	x.t = tDeleteNone
+	stored := c.StoredAt
+	if stored == 0 {
+		stored = x.now
+	}
+	gen := x.generation()
+	var rev uint64
+	if t := x.s.Tombstone(c.Keys...); t != nil {
+		gen, rev = t.Generation, t.Revision
+		stored = max(stored, t.StoredAt)
+		if t.Erase != "" { // keep what still has to be erased
+			n := *t
+			n.StoredAt, n.Index = stored, x.index
+			x.bury(&n)
+			return x.deletedNone(c, gen)
+		}
+	}
+	x.bury(&Tombstone{Tenant: c.Tenant, Key: c.Keys[0], Aliases: c.Keys[1:], Generation: gen, Revision: rev,
+		Index: x.index, StoredAt: stored, At: x.now, LeaderTime: x.s.LeaderTime, Actor: Actor{Tenant: c.Tenant}})
+	return x.deletedNone(c, gen)
+}
+
+func (x *tx) deletedNone(c *Delete, gen ids.Generation) Outcome {
+	r := x.remember(Record{Session: c.Keys[0], Verb: VerbDelete, ID: c.Request, Hash: c.Hash, Done: true,
+		Generation: gen, State: Deleted})
+	return Outcome{Deleted: true, Record: r}
+}
+
+func (x *tx) bury(t *Tombstone) {
+	x.s.tombs[t.Key] = t
+	for _, k := range t.Aliases {
+		x.s.tombs[k] = t
+	}
+}
+
+// removed ends a session; a host that is away is remembered until it erased.
+func (x *tx) removed(c *Removed) Outcome {
+	if t := x.s.Tombstone(c.Session); t != nil && t.Generation == c.Generation {
+		return x.erased(t, c)
+	}
+	old, no := x.exact(c.Ref)
+	if no != nil {
+		return *no
+	}
+	if old.State != Deleting {
+		return refuse(errkind.Conflict, "session %s is not being deleted", c.Session)
+	}
+	s := x.edit(old)
+	x.move(s, tGone)
+	d := *s.Deletion
+	x.emit(s, WasDeleted, func(e *Event) { e.Request, e.Reason = d.Request, d.Reason })
+	x.settle(s, "", asIs)
+	x.account(old, -1)
+	x.touched = append(x.touched, s.Key)
+	delete(x.s.sessions, s.Key)
+	delete(x.s.aliases, s.Key)
+	for _, k := range s.Aliases {
+		delete(x.s.aliases, k)
+	}
+	t := &Tombstone{Tenant: s.Tenant, Key: s.Key, Aliases: s.Aliases, Name: s.Name, Actor: s.Actor,
+		Generation: s.Generation, Epoch: s.Epoch, Revision: s.Revision, Index: x.index,
+		StoredAt: d.StoredAt, At: x.now, LeaderTime: x.s.LeaderTime}
+	if !c.Erased {
+		t.Erase = s.Host
+	}
+	x.bury(t)
+	return Outcome{Session: s, Deleted: true}
+}
+
+func (x *tx) erased(t *Tombstone, c *Removed) Outcome {
+	if c.Erased && t.Erase != "" {
+		n := *t
+		n.Erase = ""
+		x.bury(&n)
+	}
+	return Outcome{Deleted: true}
+}
+
+// expire deletes at the end of retention, and only then.
+func (x *tx) expire(old *Session, c *Delete) Outcome {
+	e := c.Expire
+	switch {
+	case old == nil:
+		return Outcome{Deleted: true}
+	case old.Generation != e.Generation || old.Revision != e.Revision:
+		return refuse(errkind.StaleEpoch, "the session has changed since: it is at generation %s revision %d", old.Generation, old.Revision)
+	case old.State != Asleep || old.Wake != nil:
+		return refuse(errkind.Conflict, "only a session that is asleep expires")
+	case old.Terms.Retention <= 0:
+		return refuse(errkind.Refused, "the session is kept without limit")
+	case x.now < old.ChangedAt.Add(old.Terms.Retention-e.Notice):
+		return refuse(errkind.Conflict, "the session's own record is not near its retention of %s", old.Terms.Retention)
+	}
+	s := x.edit(old)
+	if s.Warned == 0 {
+		s.Warned = x.s.LeaderTime + 1
+		x.put(s)
+	}
+	if e.WarnOnly {
+		return Outcome{Session: s}
+	}
+	warned := x.s.LeaderTime - (s.Warned - 1)
+	switch {
+	case x.now < s.ChangedAt.Add(s.Terms.Retention):
+		return refuse(errkind.Conflict, "the session's own record is not past its retention of %s", s.Terms.Retention)
+	case warned < e.Notice+tickBound:
+		return refuse(errkind.Conflict, "only %s of leader time since the warning, %s are needed", warned, e.Notice)
+	case !x.mayExpire(e.MaxPerHour):
+		return refuse(errkind.Exhausted, "more than %d sessions expire within an hour: stopped until somebody looks", e.MaxPerHour)
+	}
+	return x.startedDelete(s, c, "retention ended")
+}
+
+func (x *tx) mayExpire(limit int) bool {
+	if x.s.LeaderTime-x.s.expireHour >= time.Hour {
+		x.s.expireHour, x.s.expireCount = x.s.LeaderTime, 0
+	}
+	if x.s.expireCount >= limit {
+		return false
+	}
+	x.s.expireCount++
+	return true
+}

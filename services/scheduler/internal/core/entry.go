@@ -1,0 +1,225 @@
+package core
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// EntryVersion is the newest format of entries that this code reads.
+const EntryVersion = 1
+
+// Entry is one entry of the replicated log: exactly one of its parts is set.
+// Now is the leader's wall clock when it proposed the entry.
+type Entry struct {
+	V   int  `json:"v"`
+	Now Time `json:"now"`
+
+	Open         *Open         `json:"open,omitempty"`
+	Place        *Place        `json:"place,omitempty"`
+	Woke         *Woke         `json:"woke,omitempty"`
+	WakeFailed   *WakeFailed   `json:"wake_failed,omitempty"`
+	Sleep        *SleepCmd     `json:"sleep,omitempty"`
+	Slept        *Slept        `json:"slept,omitempty"`
+	SleepRefused *SleepRefused `json:"sleep_refused,omitempty"`
+	Delete       *Delete       `json:"delete,omitempty"`
+	Removed      *Removed      `json:"removed,omitempty"`
+	Stopped      *Ref          `json:"stopped,omitempty"`
+	Exited       *Exited       `json:"exited,omitempty"`
+	Manifest     *ManifestCmd  `json:"manifest,omitempty"`
+	Join         *Host         `json:"join,omitempty"`
+	HostLost     *HostLost     `json:"host_lost,omitempty"`
+	Drain        *Drain        `json:"drain,omitempty"`
+	Trim         *Trim         `json:"trim,omitempty"`
+	Tick         *Tick         `json:"tick,omitempty"`
+	Incarnate    *Incarnate    `json:"incarnate,omitempty"`
+}
+
+// Encode writes an entry in the current format.
+func (e Entry) Encode() ([]byte, error) {
+	e.V = EntryVersion
+	return json.Marshal(e)
+}
+
+// DecodeEntry reads an entry; it refuses one of a newer format.
+func DecodeEntry(b []byte) (Entry, error) {
+	var e Entry
+	if err := json.Unmarshal(b, &e); err != nil {
+		return e, fmt.Errorf("decode log entry: %w", err)
+	}
+	if e.V < 1 || e.V > EntryVersion {
+		return e, fmt.Errorf("log entry has format %d, this version reads up to %d", e.V, EntryVersion)
+	}
+	return e, nil
+}
+
+// Ref names one incarnation of a session exactly.
+type Ref struct {
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	Epoch      ids.Epoch      `json:"epoch,omitzero"`
+}
+
+// Open asks for a session to be active. Alive are hosts that may take it, best first.
+type Open struct {
+	Actor    Actor            `json:"actor"`
+	Terms    Terms            `json:"terms"`
+	Request  ids.RequestID    `json:"request"`
+	Hash     []byte           `json:"hash,omitempty"`
+	StoredAt Time             `json:"stored_at"`
+	Deadline Time             `json:"deadline"`
+	Cause    corev1.Cause     `json:"cause,omitempty"`
+	Name     string           `json:"name,omitempty"`
+	Keys     []ids.SessionKey `json:"keys"`
+	Alive    []ids.Host       `json:"alive,omitempty"`
+}
+
+// Place retries the placement of a session whose open waits, or gives it up.
+type Place struct {
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	Alive      []ids.Host     `json:"alive,omitempty"`
+}
+
+// Woke tells that the guest answered in this epoch.
+type Woke struct {
+	Ref
+	Origin       corev1.Origin `json:"origin,omitempty"`
+	RestoredAsOf Time          `json:"restored,omitempty"`
+	ImageDigest  string        `json:"image,omitempty"`
+	Timing       Timing        `json:"timing,omitzero"`
+}
+
+// WakeFailed tells that the host could not; Retry asks for another placement.
+type WakeFailed struct {
+	Ref
+	Failure Failure    `json:"failure"`
+	Retry   bool       `json:"retry,omitempty"`
+	Alive   []ids.Host `json:"alive,omitempty"`
+}
+
+// SleepCmd asks for a session to sleep. Generation and epoch, when set, must match.
+type SleepCmd struct {
+	Tenant     ids.Tenant       `json:"tenant,omitempty"`
+	Keys       []ids.SessionKey `json:"keys"`
+	Generation ids.Generation   `json:"generation,omitzero"`
+	Epoch      ids.Epoch        `json:"epoch,omitzero"`
+	IdleSince  Time             `json:"idle_since,omitempty"`
+	Reason     string           `json:"reason,omitempty"`
+	Request    ids.RequestID    `json:"request,omitempty"`
+	Hash       []byte           `json:"hash,omitempty"`
+}
+
+// ManifestInfo describes a committed disk.
+type ManifestInfo struct {
+	ID          string `json:"id,omitempty"`
+	Parent      string `json:"parent,omitempty"`
+	ImageDigest string `json:"image,omitempty"`
+}
+
+// Slept tells that no compute is left and the manifest is safe.
+type Slept struct {
+	Ref
+	Manifest ManifestInfo `json:"manifest,omitzero"`
+	Timing   Timing       `json:"timing,omitzero"`
+	Alive    []ids.Host   `json:"alive,omitempty"`
+}
+
+// SleepRefused tells that the session is in use (or was taken back in time).
+type SleepRefused struct {
+	Ref
+	BusySince Time `json:"busy_since,omitempty"`
+}
+
+// Delete asks for the end of a session, or, with Expire, for the end of its retention.
+type Delete struct {
+	Tenant   ids.Tenant       `json:"tenant,omitempty"`
+	Keys     []ids.SessionKey `json:"keys"`
+	Request  ids.RequestID    `json:"request,omitempty"`
+	Hash     []byte           `json:"hash,omitempty"`
+	StoredAt Time             `json:"stored_at,omitempty"`
+	Expire   *Expire          `json:"expire,omitempty"`
+}
+
+// Expire carries the conditions under which retention may delete.
+type Expire struct {
+	Generation ids.Generation `json:"generation"`
+	Revision   uint64         `json:"revision"`
+	WarnOnly   bool           `json:"warn,omitempty"`
+	// Monotonic leader time that must lie between warning and end.
+	Notice time.Duration `json:"notice"`
+	// More ends than this within an hour of leader time stop and alarm.
+	MaxPerHour int `json:"max"`
+}
+
+// Removed tells that grants are dead and the key is destroyed; Erased, that the
+// host has nothing left of it.
+type Removed struct {
+	Ref
+	Erased bool `json:"erased,omitempty"`
+}
+
+// Exited tells that the compute is gone though nobody stopped it.
+type Exited struct {
+	Ref
+	Host   ids.Host   `json:"host"`
+	Reason string     `json:"reason,omitempty"`
+	Alive  []ids.Host `json:"alive,omitempty"`
+}
+
+// ManifestCmd moves the head by compare-and-swap.
+type ManifestCmd struct {
+	Ref
+	Host     ids.Host     `json:"host"`
+	Manifest ManifestInfo `json:"manifest"`
+}
+
+// HostLost tells that a host's lease ran out.
+type HostLost struct {
+	Host   ids.Host `json:"host"`
+	Boot   string   `json:"boot"`
+	Reason string   `json:"reason,omitempty"`
+}
+
+// Drain stops or resumes placement on a host.
+type Drain struct {
+	Host ids.Host `json:"host"`
+	On   bool     `json:"on"`
+}
+
+// Trim removes events up to and including a sequence number from the outbox.
+type Trim struct {
+	Upto uint64 `json:"upto"`
+}
+
+// Tick advances leader time by what the leader's monotonic clock measured.
+type Tick struct {
+	Elapsed time.Duration `json:"elapsed"`
+}
+
+// Incarnate raises the cell's incarnation, after a restore from a backup.
+type Incarnate struct {
+	Above uint32 `json:"above"`
+}
+
+// Outcome is what applying an entry came to. A refusal changed nothing.
+type Outcome struct {
+	Refused *Failure
+	Session *Session // as it is now
+	Record  *Record  // of the request, settled or not
+	Deleted bool     // the session is gone
+	// Wait: nothing was decided; ask again when the session has changed.
+	Wait      bool
+	BusySince Time
+	Events    int // emitted
+	// Sessions that changed.
+	Touched []ids.SessionKey
+}
+
+func refuse(kind errkind.Kind, format string, args ...any) Outcome {
+	return Outcome{Refused: &Failure{Kind: kind, Reason: fmt.Sprintf(format, args...)}}
+}

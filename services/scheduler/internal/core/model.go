@@ -1,0 +1,268 @@
+// Package core is the scheduler's truth: a deterministic state machine that
+// holds every session, host, request outcome and unpublished event. It
+// guarantees that applying the same entries in the same order gives the same
+// state on every replica: it reads no clock, draws no random number and does
+// no I/O; time arrives as an argument inside the entry. A session changes its
+// state only by a transition declared in transitions.go.
+package core
+
+import (
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// Time is wall-clock time in nanoseconds since 1970, told by the leader.
+type Time int64
+
+// At converts a time.Time; the zero time becomes 0.
+func At(t time.Time) Time {
+	if t.IsZero() {
+		return 0
+	}
+	return Time(t.UnixNano())
+}
+
+// Std converts to UTC; 0 becomes the zero time.
+func (t Time) Std() time.Time {
+	if t == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(t)).UTC()
+}
+
+// Add moves t by d.
+func (t Time) Add(d time.Duration) Time { return t + Time(d) }
+
+// Limits of one sandbox, or the capacity of one host.
+type Limits struct {
+	CPUMillis   uint32 `json:"cpu,omitempty"`
+	MemoryBytes uint64 `json:"mem,omitempty"`
+	PIDs        uint32 `json:"pids,omitempty"`
+	DiskBytes   uint64 `json:"disk,omitempty"`
+}
+
+// Terms are what a session may use, fixed by the wake that made it active.
+type Terms struct {
+	Plan       string        `json:"plan,omitempty"`
+	Template   string        `json:"template,omitempty"`
+	Tier       corev1.Tier   `json:"tier,omitempty"`
+	Limits     Limits        `json:"limits,omitzero"`
+	Ephemeral  bool          `json:"ephemeral,omitempty"`
+	Idle       time.Duration `json:"idle,omitempty"`
+	Retention  time.Duration `json:"retention,omitempty"`
+	Image      string        `json:"image,omitempty"`
+	TierReason string        `json:"tier_reason,omitempty"`
+}
+
+// Actor is the principal for whom a session exists.
+type Actor struct {
+	Tenant   ids.Tenant `json:"tenant"`
+	Issuer   string     `json:"issuer,omitempty"`
+	Subject  string     `json:"subject,omitempty"`
+	Frontend string     `json:"frontend,omitempty"`
+}
+
+// Failure is a kind for programs and a sentence for people.
+type Failure struct {
+	Kind   errkind.Kind `json:"kind"`
+	Reason string       `json:"reason"`
+}
+
+// Step is one timed part of a wake or a sleep.
+type Step struct {
+	Name  string        `json:"n"`
+	Start time.Duration `json:"s,omitempty"`
+	Took  time.Duration `json:"t,omitempty"`
+}
+
+// Timing is the time of every step of one operation.
+type Timing struct {
+	Total time.Duration `json:"total,omitempty"`
+	Steps []Step        `json:"steps,omitempty"`
+}
+
+// Verb names a request that is idempotent within one session.
+type Verb string
+
+// The verbs of requests.
+const (
+	VerbOpen   Verb = "open"
+	VerbClose  Verb = "close"
+	VerbDelete Verb = "delete"
+)
+
+// Pending is a request that waits for the session.
+type Pending struct {
+	Verb Verb          `json:"verb"`
+	ID   ids.RequestID `json:"id"`
+}
+
+// Wake is an open that is not settled yet.
+type Wake struct {
+	Cause    corev1.Cause  `json:"cause,omitempty"`
+	Request  ids.RequestID `json:"request"`
+	Deadline Time          `json:"deadline"`
+	Attempt  int           `json:"attempt,omitempty"`
+	// Why it could not be placed, when it could not.
+	Unplaced string `json:"unplaced,omitempty"`
+	// Terms that apply once it is placed.
+	Terms Terms `json:"terms"`
+}
+
+// Sleep is a sleep under way.
+type Sleep struct {
+	Reason    string `json:"reason,omitempty"`
+	IdleSince Time   `json:"idle_since,omitempty"`
+	Pause     bool   `json:"pause,omitempty"`
+}
+
+// Deletion is a delete under way.
+type Deletion struct {
+	Request  ids.RequestID `json:"request,omitempty"`
+	Reason   string        `json:"reason,omitempty"`
+	StoredAt Time          `json:"stored_at,omitempty"`
+}
+
+// Session is the record of one session. A *Session read from State is never
+// changed afterwards: a change makes a new one.
+type Session struct {
+	Tenant     ids.Tenant       `json:"tenant"`
+	Key        ids.SessionKey   `json:"key"`
+	Aliases    []ids.SessionKey `json:"aliases,omitempty"`
+	Name       string           `json:"name,omitempty"`
+	State      corev1.State     `json:"state"`
+	Generation ids.Generation   `json:"generation"`
+	Epoch      ids.Epoch        `json:"epoch,omitzero"`
+	Revision   uint64           `json:"revision"`
+	// Host holds the disk, and the compute if there is any.
+	Host         ids.Host      `json:"host,omitempty"`
+	Boot         string        `json:"boot,omitempty"`
+	Manifest     string        `json:"manifest,omitempty"`
+	ImageDigest  string        `json:"image,omitempty"`
+	LastActive   ids.Epoch     `json:"last_active,omitzero"`
+	Dirty        bool          `json:"dirty,omitempty"` // lost its compute without a manifest
+	NeedsStop    bool          `json:"needs_stop,omitempty"`
+	Actor        Actor         `json:"actor"`
+	Terms        Terms         `json:"terms"`
+	Wake         *Wake         `json:"wake,omitempty"`
+	Sleep        *Sleep        `json:"sleep,omitempty"`
+	Deletion     *Deletion     `json:"deletion,omitempty"`
+	Pending      []Pending     `json:"pending,omitempty"`
+	Origin       corev1.Origin `json:"origin,omitempty"`
+	RestoredAsOf Time          `json:"restored,omitempty"`
+	LastWake     Timing        `json:"last_wake,omitzero"`
+	Failure      *Failure      `json:"failure,omitempty"`
+	CreatedAt    Time          `json:"created"`
+	ChangedAt    Time          `json:"changed"`
+	RenewedAt    Time          `json:"renewed,omitempty"`
+	// Leader time at which the end of retention was warned of, plus one; 0: never.
+	Warned time.Duration `json:"warned,omitempty"`
+}
+
+// Fresh reports whether no epoch of this generation was ever active, so that
+// a blank disk is right.
+func (s *Session) Fresh() bool { return s.LastActive.IsZero() && s.Manifest == "" }
+
+// holds reports whether s counts against its host's memory.
+func (s *Session) holds() bool {
+	switch s.State {
+	case Waking, Active, Sleeping:
+		return true
+	case Deleting, Failed:
+		return s.NeedsStop
+	}
+	return false
+}
+
+// Host is one machine that runs sandboxes. Its lease is the leader's memory.
+type Host struct {
+	ID       ids.Host          `json:"id"`
+	Boot     string            `json:"boot"`
+	Key      string            `json:"key,omitempty"`
+	Tiers    []corev1.Tier     `json:"tiers,omitempty"`
+	Capacity Limits            `json:"capacity"`
+	Zone     string            `json:"zone,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Draining bool              `json:"draining,omitempty"`
+	Lost     bool              `json:"lost,omitempty"`
+	// CPU may be promised this many percent; memory never more than there is.
+	CPUPercent uint32 `json:"cpu_percent,omitempty"`
+}
+
+// Usage is what sessions hold of a host.
+type Usage struct {
+	MemoryBytes uint64
+	CPUMillis   uint64
+	Sessions    int // whose disk is there
+	Held        int // with compute
+}
+
+// Tombstone remembers a deleted session.
+type Tombstone struct {
+	Tenant     ids.Tenant       `json:"tenant"`
+	Key        ids.SessionKey   `json:"key"`
+	Aliases    []ids.SessionKey `json:"aliases,omitempty"`
+	Name       string           `json:"name,omitempty"`
+	Actor      Actor            `json:"actor"`
+	Generation ids.Generation   `json:"generation"`
+	Epoch      ids.Epoch        `json:"epoch,omitzero"`
+	Revision   uint64           `json:"revision"`
+	Index      uint64           `json:"index"` // raft index of the delete
+	StoredAt   Time             `json:"stored_at"`
+	At         Time             `json:"at"`
+	LeaderTime time.Duration    `json:"lt"`
+	// Host that has not confirmed yet that the disk is gone.
+	Erase ids.Host `json:"erase,omitempty"`
+}
+
+// Record is the stored outcome of one request. It never holds a grant.
+type Record struct {
+	Session    ids.SessionKey `json:"s"`
+	Verb       Verb           `json:"v"`
+	ID         ids.RequestID  `json:"r"`
+	Hash       []byte         `json:"h,omitempty"`
+	Done       bool           `json:"d,omitempty"`
+	LeaderTime time.Duration  `json:"lt"`
+	// The outcome.
+	Generation   ids.Generation `json:"g,omitzero"`
+	Epoch        ids.Epoch      `json:"e,omitzero"`
+	Host         ids.Host       `json:"hst,omitempty"`
+	State        corev1.State   `json:"st,omitempty"`
+	Origin       corev1.Origin  `json:"o,omitempty"`
+	RestoredAsOf Time           `json:"ra,omitempty"`
+	BusySince    Time           `json:"bs,omitempty"`
+	Failure      *Failure       `json:"f,omitempty"`
+}
+
+// Event waits in the outbox until the bus has it.
+type Event struct {
+	Seq          uint64         `json:"seq"`
+	ID           string         `json:"id"`
+	Kind         EventKind      `json:"kind"`
+	At           Time           `json:"at"`
+	Tenant       ids.Tenant     `json:"tenant,omitempty"`
+	Session      ids.SessionKey `json:"session,omitempty"` // empty for an event of a host
+	Generation   ids.Generation `json:"generation,omitzero"`
+	Epoch        ids.Epoch      `json:"epoch,omitzero"`
+	Revision     uint64         `json:"revision,omitempty"`
+	State        corev1.State   `json:"state,omitempty"`
+	Host         ids.Host       `json:"host,omitempty"`
+	Reason       string         `json:"reason,omitempty"`
+	Manifest     string         `json:"manifest,omitempty"`
+	Request      ids.RequestID  `json:"request,omitempty"`
+	Origin       corev1.Origin  `json:"origin,omitempty"`
+	RestoredAsOf Time           `json:"restored,omitempty"`
+	Timing       Timing         `json:"timing,omitzero"`
+	Name         string         `json:"name,omitempty"`
+	Cause        corev1.Cause   `json:"cause,omitempty"`
+	Actor        *Actor         `json:"actor,omitempty"`
+	Terms        *Terms         `json:"terms,omitempty"`
+	Failure      *Failure       `json:"failure,omitempty"`
+	RetryUntil   Time           `json:"retry_until,omitempty"`
+	Boot         string         `json:"boot,omitempty"`
+	Tiers        []corev1.Tier  `json:"tiers,omitempty"`
+	Capacity     Limits         `json:"capacity,omitzero"`
+}

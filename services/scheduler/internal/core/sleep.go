@@ -1,0 +1,209 @@
+package core
+
+import (
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// sleep starts, joins or answers a sleep.
+func (x *tx) sleep(c *SleepCmd) Outcome {
+	old := x.s.Session(c.Keys...)
+	key := firstKey(c.Keys)
+	if old != nil {
+		key = old.Key
+	}
+	if out := x.known(key, VerbClose, c.Request, c.Hash); out != nil {
+		return *out
+	}
+	switch {
+	case old == nil:
+		return refuse(errkind.NotFound, "there is no such session")
+	case old.Tenant != c.Tenant:
+		return refuse(errkind.Denied, "the session belongs to another tenant")
+	case !c.Generation.IsZero() && c.Generation != old.Generation, !c.Epoch.IsZero() && c.Epoch != old.Epoch:
+		out := refuse(errkind.StaleEpoch, "the session is at generation %s epoch %s", old.Generation, old.Epoch)
+		out.Session = old
+		return out
+	}
+	s := x.edit(old)
+	switch s.State {
+	case Active:
+		if c.IdleSince != 0 && x.now < s.RenewedAt.Add(s.Terms.Idle-slack(s.Terms.Idle)) {
+			return Outcome{Session: old, BusySince: s.RenewedAt}
+		}
+		if s.Terms.Ephemeral {
+			return x.endEphemeral(s, c)
+		}
+		x.move(s, tSleep)
+		s.Sleep = &Sleep{Reason: c.Reason, IdleSince: c.IdleSince, Pause: c.Reason == ReasonPause}
+		return x.joinSleep(s, c)
+	case Sleeping:
+		x.move(s, tSleepJoin)
+		return x.joinSleep(s, c)
+	case Waking, Deleting:
+		return Outcome{Session: old, Wait: true}
+	case New, Failed, Asleep, Paused:
+		return x.sleepAtRest(s, c)
+	}
+	return Outcome{Session: old}
+}
+
+// ReasonPause makes a sleep end as paused.
+const ReasonPause = "pause"
+
+// slack keeps a timer that fires a little early from missing its session.
+func slack(idle time.Duration) time.Duration { return min(idle/10, 2*time.Second) }
+
+func (x *tx) joinSleep(s *Session, c *SleepCmd) Outcome {
+	r, out := x.wait(s, VerbClose, c.Request, c.Hash)
+	if out != nil {
+		return *out
+	}
+	x.put(s)
+	return Outcome{Session: s, Record: r}
+}
+
+// endEphemeral deletes an ephemeral session: close and idle mean its end.
+func (x *tx) endEphemeral(s *Session, c *SleepCmd) Outcome {
+	x.move(s, tEndEphemeral)
+	r, out := x.wait(s, VerbClose, c.Request, c.Hash)
+	if out != nil {
+		return *out
+	}
+	x.startDelete(s, Deletion{Reason: "ephemeral: " + c.Reason})
+	x.put(s)
+	return Outcome{Session: s, Record: r}
+}
+
+func (x *tx) sleepAtRest(s *Session, c *SleepCmd) Outcome {
+	if s.Terms.Ephemeral && s.Wake == nil && s.State != Paused {
+		return x.endEphemeral(s, c)
+	}
+	if c.Reason == ReasonPause && s.Wake == nil && (s.State == Asleep || s.State == Failed) {
+		x.move(s, tPause)
+		x.emit(s, WasPaused, func(e *Event) { e.Reason = c.Reason })
+		x.put(s)
+	}
+	r := x.remember(Record{Session: s.Key, Verb: VerbClose, ID: c.Request, Hash: c.Hash, Done: true,
+		Generation: s.Generation, Epoch: s.Epoch, Host: s.Host, State: s.State})
+	return Outcome{Session: s, Record: r}
+}
+
+// slept commits asleep. It also takes the word of the host that has no compute
+// left though the sleep was thought to be cancelled.
+func (x *tx) slept(c *Slept) Outcome {
+	old, no := x.exact(c.Ref)
+	if no != nil {
+		return *no
+	}
+	if old.State == Asleep || old.State == Paused {
+		return Outcome{Session: old}
+	}
+	if old.State != Sleeping && old.State != Active {
+		return refuse(errkind.StaleEpoch, "session %s is no longer going to sleep", c.Session)
+	}
+	s := x.edit(old)
+	if c.Manifest.ID != "" {
+		if out := moveHead(s, c.Manifest); out != nil {
+			return *out
+		}
+	}
+	sl := Sleep{}
+	if s.Sleep != nil {
+		sl = *s.Sleep
+	}
+	t := tAsleep
+	if sl.Pause {
+		t = tAsleepPaused
+	}
+	x.move(s, t)
+	s.Sleep, s.Dirty = nil, c.Manifest.ID == ""
+	x.emit(s, FellAsleep, func(e *Event) {
+		e.Manifest, e.Reason, e.Timing, e.Terms = s.Manifest, sl.Reason, c.Timing, &s.Terms
+	})
+	if sl.Pause {
+		x.emit(s, WasPaused, func(e *Event) { e.Reason = sl.Reason })
+	}
+	x.settle(s, VerbClose, asIs)
+	if s.Wake != nil {
+		x.place(s, c.Alive)
+	}
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+// sleepRefused keeps the session awake: it is in use, or an open took the
+// sleep back while processes still ran.
+func (x *tx) sleepRefused(c *SleepRefused) Outcome {
+	old, no := x.exact(c.Ref)
+	if no != nil {
+		return *no
+	}
+	if old.State == Active {
+		return Outcome{Session: old, BusySince: c.BusySince}
+	}
+	if old.State != Sleeping {
+		return refuse(errkind.StaleEpoch, "session %s is no longer going to sleep", c.Session)
+	}
+	s := x.edit(old)
+	x.move(s, tBusy)
+	s.Sleep = nil
+	if w := s.Wake; w != nil {
+		s.Wake, s.RenewedAt = nil, x.now
+		x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = w.Request, &s.Terms })
+		x.settle(s, VerbOpen, func(r *Record) { r.Origin = corev1.Origin_ORIGIN_JOINED })
+	}
+	x.settle(s, VerbClose, func(r *Record) { r.BusySince = c.BusySince })
+	x.put(s)
+	return Outcome{Session: s, BusySince: c.BusySince}
+}
+
+// manifest moves the head by compare-and-swap on generation, epoch and parent.
+func (x *tx) manifest(c *ManifestCmd) Outcome {
+	old, no := x.exact(c.Ref)
+	if no != nil {
+		return *no
+	}
+	switch {
+	case old.Host != c.Host:
+		return refuse(errkind.Denied, "session %s belongs to host %s", c.Session, old.Host)
+	case c.Manifest.ID == "":
+		return refuse(errkind.Invalid, "a manifest needs an id")
+	case old.State == Deleting:
+		return refuse(errkind.Superseded, "session %s is being deleted", c.Session)
+	}
+	s := x.edit(old)
+	if out := moveHead(s, c.Manifest); out != nil {
+		return *out
+	}
+	if s.State == Asleep || s.State == Paused {
+		s.Dirty = false
+	}
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+func moveHead(s *Session, m ManifestInfo) *Outcome {
+	if s.Manifest == m.ID {
+		return nil
+	}
+	if s.Manifest != m.Parent {
+		out := refuse(errkind.Conflict, "the head of session %s is %q, not the expected parent %q", s.Key, s.Manifest, m.Parent)
+		return &out
+	}
+	s.Manifest = m.ID
+	if m.ImageDigest != "" {
+		s.ImageDigest = m.ImageDigest
+	}
+	return nil
+}
+
+func firstKey(keys []ids.SessionKey) ids.SessionKey {
+	if len(keys) == 0 {
+		return ""
+	}
+	return keys[0]
+}

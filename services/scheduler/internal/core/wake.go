@@ -1,0 +1,85 @@
+package core
+
+import (
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+)
+
+// woke commits active: from here on the user's processes may run.
+func (x *tx) woke(w *Woke) Outcome {
+	old, no := x.exact(w.Ref)
+	if no != nil {
+		return *no
+	}
+	switch {
+	case old.State == Active:
+		return Outcome{Session: old}
+	case old.State != Waking:
+		return refuse(errkind.StaleEpoch, "session %s is no longer waking", w.Session)
+	case !old.Fresh() && w.Origin == corev1.Origin_ORIGIN_CREATED:
+		return refuse(errkind.DataLoss, "host %s offers a blank disk for a session that has files", old.Host)
+	}
+	s := x.edit(old)
+	x.move(s, tActivate)
+	s.LastActive, s.Dirty, s.NeedsStop = s.Epoch, false, false
+	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, w.Timing
+	if s.ImageDigest == "" {
+		s.ImageDigest = w.ImageDigest
+	}
+	s.RenewedAt = x.now
+	request := s.Wake.Request
+	s.Wake = nil
+	x.emit(s, Activated, func(e *Event) {
+		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, s.LastWake
+		e.Terms, e.Request = &s.Terms, request
+	})
+	x.settle(s, VerbOpen, func(r *Record) {
+		r.Origin, r.RestoredAsOf = s.Origin, s.RestoredAsOf
+	})
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+// wakeFailed places again, or fails the session.
+func (x *tx) wakeFailed(w *WakeFailed) Outcome {
+	old, no := x.exact(w.Ref)
+	if no != nil {
+		return *no
+	}
+	if old.State != Waking {
+		return refuse(errkind.StaleEpoch, "session %s is no longer waking", w.Session)
+	}
+	s := x.edit(old)
+	if w.Retry && (s.Wake.Deadline == 0 || x.now < s.Wake.Deadline) {
+		x.place(s, w.Alive)
+		x.put(s)
+		return Outcome{Session: s}
+	}
+	x.move(s, tWakeFailed)
+	x.fail(s, w.Failure)
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+// fail ends a wake or an ephemeral session; its compute, if any, must go.
+func (x *tx) fail(s *Session, f Failure) {
+	s.Failure, s.NeedsStop, s.Wake, s.Sleep = &f, true, nil, nil
+	x.emit(s, HasFailed, func(e *Event) { e.Failure = &f })
+	x.settle(s, VerbOpen, failWith(f.Kind, f.Reason))
+	x.settle(s, VerbClose, asIs)
+}
+
+func (x *tx) stopped(r *Ref) Outcome {
+	old, no := x.exact(*r)
+	if no != nil {
+		return *no
+	}
+	if old.State != Failed || !old.NeedsStop {
+		return Outcome{Session: old}
+	}
+	s := x.edit(old)
+	x.move(s, tStopped)
+	s.NeedsStop = false
+	x.put(s)
+	return Outcome{Session: s}
+}

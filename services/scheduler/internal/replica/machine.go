@@ -1,0 +1,160 @@
+package replica
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+	"github.com/hashicorp/raft"
+)
+
+// machine is the raft FSM around the pure state.
+type machine struct {
+	mu      sync.RWMutex
+	state   *core.State
+	hub     hub
+	onApply atomic.Pointer[func(core.Outcome)]
+}
+
+func newMachine() *machine {
+	return &machine{state: core.NewState(), hub: hub{waits: map[string]chan struct{}{}, refs: map[string]int{}}}
+}
+
+func (m *machine) view(f func(*core.State)) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	f(m.state)
+}
+
+// Apply implements raft.FSM.
+func (m *machine) Apply(l *raft.Log) any { return m.ApplyBatch([]*raft.Log{l})[0] }
+
+// ApplyBatch implements raft.BatchingFSM.
+func (m *machine) ApplyBatch(logs []*raft.Log) []any {
+	entries := make([]core.Entry, len(logs))
+	out := make([]any, len(logs))
+	for i, l := range logs {
+		if l.Type != raft.LogCommand {
+			continue
+		}
+		e, err := core.DecodeEntry(l.Data)
+		if err != nil {
+			// Skipping an entry that another replica may understand would split
+			// the state; stopping is the only right answer.
+			panic(fmt.Sprintf("scheduler log at %d: %v", l.Index, err))
+		}
+		entries[i] = e
+	}
+	m.mu.Lock()
+	for i, l := range logs {
+		if l.Type == raft.LogCommand {
+			out[i] = m.state.Apply(l.Index, entries[i])
+		}
+	}
+	m.mu.Unlock()
+	m.tell(out)
+	return out
+}
+
+func (m *machine) tell(out []any) {
+	f := m.onApply.Load()
+	for _, o := range out {
+		v, ok := o.(core.Outcome)
+		if !ok {
+			continue
+		}
+		for _, k := range v.Touched {
+			m.hub.wake(k.String())
+		}
+		if f != nil {
+			(*f)(v)
+		}
+	}
+}
+
+// Snapshot implements raft.FSM; entries go on while it is written.
+func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return &snapshot{m.state.Clone()}, nil
+}
+
+// Restore implements raft.FSM.
+func (m *machine) Restore(r io.ReadCloser) error {
+	defer r.Close()
+	s, err := core.ReadState(r)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.state = s
+	m.mu.Unlock()
+	m.hub.wakeAll()
+	return nil
+}
+
+type snapshot struct{ state *core.State }
+
+// Persist implements raft.FSMSnapshot.
+func (s *snapshot) Persist(sink raft.SnapshotSink) error {
+	if _, err := s.state.WriteTo(sink); err != nil {
+		_ = sink.Cancel()
+		return err
+	}
+	return sink.Close()
+}
+
+// Release implements raft.FSMSnapshot.
+func (s *snapshot) Release() {}
+
+// hub wakes who waits for a session to change.
+type hub struct {
+	mu    sync.Mutex
+	waits map[string]chan struct{}
+	refs  map[string]int
+}
+
+// wait returns a channel closed at the next change, and a release function.
+func (h *hub) wait(key string) (<-chan struct{}, func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.waits[key]
+	if c == nil {
+		c = make(chan struct{})
+		h.waits[key] = c
+	}
+	h.refs[key]++
+	return c, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.waits[key] != c {
+			return
+		}
+		if h.refs[key]--; h.refs[key] <= 0 {
+			delete(h.refs, key)
+			delete(h.waits, key)
+		}
+	}
+}
+
+func (h *hub) wake(key string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c := h.waits[key]; c != nil {
+		close(c)
+		delete(h.waits, key)
+		delete(h.refs, key)
+	}
+}
+
+func (h *hub) wakeAll() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for k, c := range h.waits {
+		close(c)
+		delete(h.waits, k)
+		delete(h.refs, k)
+	}
+}

@@ -1,0 +1,316 @@
+// Package replica keeps the scheduler's state machine on raft. It guarantees
+// that an entry whose Apply returned without error is on the disks of a
+// majority, synced, and applied; that entries proposed together share a sync;
+// and that a disk that hangs ends the process instead of wedging the group.
+// An error of Apply is ambiguous: the entry may be applied later.
+package replica
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+)
+
+// Peer is one replica of the group.
+type Peer struct {
+	ID   string
+	Addr string
+}
+
+// Config of one replica.
+type Config struct {
+	Dir string
+	Log *slog.Logger
+	// Bind, TLS and Peers make a group of 3 or 5; without them it is one replica.
+	Bind  string
+	TLS   *tls.Config
+	Peers []Peer
+	ID    string // own id in the group; made and kept in Dir when empty
+	// HungAfter is how long a write to the log may take before Fatal is called.
+	HungAfter time.Duration
+	// Fatal must end the process.
+	Fatal func(error)
+	// Election timing; short, since replicas are near each other.
+	Heartbeat time.Duration
+	// Snapshot after this many entries.
+	SnapshotThreshold uint64
+}
+
+// Replica is one running member of the group.
+type Replica struct {
+	cfg    Config
+	raft   *raft.Raft
+	fsm    *machine
+	bolt   *raftboltdb.BoltStore
+	dog    *watchdog
+	leader chan bool
+	done   chan struct{}
+	close  sync.Once
+	peers  int
+}
+
+// Open starts the replica; a new folder begins a new group.
+func Open(cfg Config) (*Replica, error) {
+	const op = "open scheduler state"
+	cfg = defaults(cfg)
+	if cfg.Dir == "" {
+		return nil, errs.E(op, errkind.Invalid, "", "no folder is given")
+	}
+	if cfg.Bind != "" && cfg.TLS == nil {
+		return nil, errs.E(op, errkind.Invalid, "", "replicas talk over TLS only; none is configured")
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
+	}
+	id, err := serverID(cfg)
+	if err != nil {
+		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
+	}
+	cfg.ID = id
+	r := &Replica{cfg: cfg, fsm: newMachine(), leader: make(chan bool, 1), done: make(chan struct{})}
+	if err := r.start(); err != nil {
+		r.release()
+		return nil, errs.E(op, errkind.Unavailable, cfg.Dir, err)
+	}
+	return r, nil
+}
+
+func defaults(cfg Config) Config {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.HungAfter == 0 {
+		cfg.HungAfter = 15 * time.Second
+	}
+	if cfg.Heartbeat == 0 {
+		cfg.Heartbeat = 250 * time.Millisecond
+	}
+	if cfg.SnapshotThreshold == 0 {
+		cfg.SnapshotThreshold = 100_000
+	}
+	if cfg.Fatal == nil {
+		cfg.Fatal = func(err error) {
+			cfg.Log.Error("scheduler ends itself", "error", err)
+			os.Exit(70)
+		}
+	}
+	return cfg
+}
+
+func (r *Replica) start() (err error) {
+	r.bolt, err = raftboltdb.New(raftboltdb.Options{
+		Path:                    filepath.Join(r.cfg.Dir, "log.db"),
+		MsgpackUseNewTimeFormat: true,
+		BoltOptions: &bbolt.Options{
+			Timeout: 2 * time.Second, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
+		},
+	})
+	if err != nil {
+		if errors.Is(err, bbolt.ErrTimeout) {
+			return fmt.Errorf("another process uses %s", r.cfg.Dir)
+		}
+		return fmt.Errorf("open log: %w", err)
+	}
+	r.dog = newWatchdog(r.bolt, r.bolt, r.cfg.HungAfter, r.cfg.Fatal)
+	logger := newLogger(r.cfg.Log)
+	snaps, err := raft.NewFileSnapshotStoreWithLogger(r.cfg.Dir, 3, logger)
+	if err != nil {
+		return fmt.Errorf("open snapshots: %w", err)
+	}
+	conf := r.raftConfig()
+	conf.Logger = logger
+	trans, peers, err := r.transport(logger)
+	if err != nil {
+		return err
+	}
+	r.peers = len(peers)
+	cache, err := raft.NewLogCache(1024, r.dog)
+	if err != nil {
+		return err
+	}
+	had, err := raft.HasExistingState(cache, r.dog, snaps)
+	if err != nil {
+		return fmt.Errorf("read log: %w", err)
+	}
+	if !had {
+		if err := raft.BootstrapCluster(conf, cache, r.dog, snaps, trans, raft.Configuration{Servers: peers}); err != nil {
+			return fmt.Errorf("begin a new group: %w", err)
+		}
+	}
+	notify := make(chan bool, 16)
+	conf.NotifyCh = notify
+	go r.drain(notify)
+	r.raft, err = raft.NewRaft(conf, r.fsm, cache, r.dog, snaps, trans)
+	if err != nil {
+		return fmt.Errorf("start raft: %w", err)
+	}
+	return nil
+}
+
+func (r *Replica) raftConfig() *raft.Config {
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(r.cfg.ID)
+	conf.HeartbeatTimeout = r.cfg.Heartbeat
+	conf.ElectionTimeout = r.cfg.Heartbeat
+	conf.LeaderLeaseTimeout = r.cfg.Heartbeat
+	conf.CommitTimeout = 10 * time.Millisecond
+	conf.MaxAppendEntries = 256
+	conf.BatchApplyCh = true
+	conf.SnapshotThreshold = r.cfg.SnapshotThreshold
+	conf.SnapshotInterval = time.Minute
+	conf.TrailingLogs = 20_000
+	conf.NoLegacyTelemetry = true
+	return conf
+}
+
+// drain never blocks raft and keeps only the newest word on leadership.
+func (r *Replica) drain(notify <-chan bool) {
+	for {
+		select {
+		case <-r.done:
+			return
+		case is := <-notify:
+			select {
+			case <-r.leader:
+			default:
+			}
+			r.leader <- is
+		}
+	}
+}
+
+// Leadership tells when this replica becomes and stops being the leader.
+func (r *Replica) Leadership() <-chan bool { return r.leader }
+
+// IsLeader reports whether this replica believes that it leads.
+func (r *Replica) IsLeader() bool { return r.raft.State() == raft.Leader }
+
+// Barrier waits until everything committed before is applied here; a new
+// leader calls it before it acts.
+func (r *Replica) Barrier(d time.Duration) error {
+	return r.failed("wait for the log", r.raft.Barrier(d).Error())
+}
+
+// Apply commits an entry. Concurrent calls share a sync of the log.
+func (r *Replica) Apply(ctx context.Context, e core.Entry) (core.Outcome, error) {
+	if err := ctx.Err(); err != nil {
+		return core.Outcome{}, errs.Wrap("apply", "", err)
+	}
+	raw, err := e.Encode()
+	if err != nil {
+		return core.Outcome{}, errs.E("apply", errkind.Internal, "", err)
+	}
+	f := r.raft.Apply(raw, 5*time.Second)
+	if err := f.Error(); err != nil {
+		return core.Outcome{}, r.failed("apply", err)
+	}
+	switch v := f.Response().(type) {
+	case core.Outcome:
+		return v, nil
+	case error:
+		return core.Outcome{}, errs.E("apply", errkind.Internal, "", v)
+	}
+	return core.Outcome{}, errs.E("apply", errkind.Internal, "", "the state machine gave no answer")
+}
+
+func (r *Replica) failed(op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipLost),
+		errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return errs.E(op, errkind.NotLeader, "", err)
+	case errors.Is(err, raft.ErrEnqueueTimeout):
+		return errs.E(op, errkind.Exhausted, "", err)
+	}
+	return errs.E(op, errkind.Unavailable, "", err)
+}
+
+// View calls f with the state as it is; f must not keep it or change it.
+func (r *Replica) View(f func(*core.State)) { r.fsm.view(f) }
+
+// Changed returns a channel that is closed when the session changes next.
+func (r *Replica) Changed(key fmt.Stringer) (<-chan struct{}, func()) {
+	return r.fsm.hub.wait(key.String())
+}
+
+// OnApply has f called with every outcome, in order, on the goroutine that
+// applies; f must not block. Set it before the first entry.
+func (r *Replica) OnApply(f func(core.Outcome)) { r.fsm.onApply.Store(&f) }
+
+// Close hands leadership to another replica, if there is one, and stops.
+func (r *Replica) Close() error {
+	var err error
+	r.close.Do(func() {
+		if r.peers > 1 && r.IsLeader() {
+			if terr := r.raft.LeadershipTransfer().Error(); terr != nil {
+				r.cfg.Log.Warn("cannot hand leadership over", "error", terr)
+			}
+		}
+		err = r.raft.Shutdown().Error()
+		r.release()
+	})
+	return errs.Wrap("close scheduler state", "", err)
+}
+
+func (r *Replica) release() {
+	close(r.done)
+	if r.dog != nil {
+		r.dog.stop()
+	}
+	if r.bolt != nil {
+		_ = r.bolt.Close()
+	}
+}
+
+// serverID is this replica's own id: given, or random and kept in the folder,
+// so that a wiped replica comes back as somebody else.
+func serverID(cfg Config) (string, error) {
+	if cfg.ID != "" {
+		return cfg.ID, nil
+	}
+	path := filepath.Join(cfg.Dir, "server-id")
+	raw, err := os.ReadFile(path)
+	if err == nil && len(strings.TrimSpace(string(raw))) > 0 {
+		return strings.TrimSpace(string(raw)), nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("read own server id: %w", err)
+	}
+	var b [10]byte
+	_, _ = rand.Read(b[:])
+	id := "r" + strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
+	if err := writeSynced(path, []byte(id+"\n")); err != nil {
+		return "", fmt.Errorf("write own server id: %w", err)
+	}
+	return id, nil
+}
+
+func writeSynced(path string, data []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
