@@ -1,7 +1,6 @@
 package smoke
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -26,10 +25,7 @@ import (
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
-const (
-	imageName = "berth.local/smoke:v1"
-	namespace = "smoke"
-)
+const namespace = "smoke"
 
 // config is the containerd configuration that README.md shows.
 const config = `version = 4
@@ -79,6 +75,7 @@ func newEnv(t *testing.T) *env {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(removeCgroups)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	e := &env{ctx: namespaces.WithNamespace(ctx, namespace), dir: dir, bin: bin}
@@ -86,7 +83,11 @@ func newEnv(t *testing.T) *env {
 	e.write(t, "runsc.toml", fmt.Sprintf(runscConfig, bin, dir))
 	e.startDaemon(t)
 	t.Cleanup(func() { e.stopDaemon(t) })
-	e.importImage(t)
+	layout, err := builder.Busybox(e.ctx, io.Discard)
+	if err != nil {
+		t.Skip(err)
+	}
+	e.image = e.importLayout(t, layout, "berth.local/busybox:v1")
 	return e
 }
 
@@ -149,6 +150,16 @@ func (e *env) stopDaemon(t *testing.T) {
 	}
 }
 
+// removeCgroups removes the namespace's empty parent groups, which nobody else does.
+func removeCgroups() {
+	for _, pattern := range []string{"/sys/fs/cgroup/" + namespace, "/sys/fs/cgroup/*/" + namespace} {
+		groups, _ := filepath.Glob(pattern)
+		for _, group := range groups {
+			syscall.Rmdir(group)
+		}
+	}
+}
+
 // removeAll removes what a failed test left running.
 func (e *env) removeAll() {
 	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 20*time.Second)
@@ -178,32 +189,29 @@ func (e *env) log() string {
 	return strings.Join(lines[max(0, len(lines)-40):], "\n")
 }
 
-func (e *env) importImage(t *testing.T) {
+// importLayout imports the image of an OCI layout and unpacks it.
+func (e *env) importLayout(t *testing.T, layout, name string) client.Image {
 	t.Helper()
-	layout, err := builder.Busybox(e.ctx, io.Discard)
-	if err != nil {
-		t.Skip(err)
-	}
 	img, err := ociimage.Load(layout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var archive bytes.Buffer
-	if err := ociimage.WriteArchive(&archive, imageName, img); err != nil {
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(ociimage.WriteArchive(w, name, img)) }()
+	if _, err := e.client.Import(e.ctx, r); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.client.Import(e.ctx, &archive); err != nil {
+	imported, err := e.client.GetImage(e.ctx, name)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if e.image, err = e.client.GetImage(e.ctx, imageName); err != nil {
+	if want, _ := img.Digest(); imported.Target().Digest.String() != want.String() {
+		t.Errorf("containerd's digest %v; want %v", imported.Target().Digest, want)
+	}
+	if err := imported.Unpack(e.ctx, "overlayfs"); err != nil {
 		t.Fatal(err)
 	}
-	if want, _ := img.Digest(); e.image.Target().Digest.String() != want.String() {
-		t.Errorf("containerd's digest %v; want %v", e.image.Target().Digest, want)
-	}
-	if err := e.image.Unpack(e.ctx, "overlayfs"); err != nil {
-		t.Fatal(err)
-	}
+	return imported
 }
 
 // shims lists the shim processes of this containerd by process id.

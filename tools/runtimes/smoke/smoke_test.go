@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/oci"
 
+	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
@@ -94,22 +95,27 @@ func newPipes(t *testing.T, dir string) cio.Creator {
 	return func(string) (cio.IO, error) { return pipes{c}, nil }
 }
 
-// create makes a container of a sandbox and its task, whose process 1 is cat.
-func (e *env) create(t *testing.T, handler, id, sandbox string) client.Task {
+// create makes a container of a sandbox and its task. Process 1 is cat, unless the
+// options say otherwise.
+func (e *env) create(t *testing.T, handler, id, sandbox string, more ...oci.SpecOpts) client.Task {
 	t.Helper()
 	kind := locate.TypeContainer
 	if id == sandbox {
 		kind = locate.TypeSandbox
 	}
+	spec := append([]oci.SpecOpts{
+		oci.WithImageConfig(e.image),
+		oci.WithProcessArgs("cat"),
+		oci.WithAnnotations(map[string]string{
+			locate.AnnotationType:      kind,
+			locate.AnnotationSandboxID: sandbox,
+		}),
+	}, more...)
 	container, err := e.client.NewContainer(e.ctx, id,
 		client.WithImage(e.image),
 		client.WithNewSnapshot(id, e.image),
 		e.runtime(handler),
-		client.WithNewSpec(oci.WithImageConfig(e.image), oci.WithProcessArgs("cat"),
-			oci.WithAnnotations(map[string]string{
-				locate.AnnotationType:      kind,
-				locate.AnnotationSandboxID: sandbox,
-			})))
+		client.WithNewSpec(spec...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,6 +207,8 @@ func TestChannelOutlivesItsUsers(t *testing.T) {
 	}
 }
 
+// Commands run in the container, and what they write to its root lies on the
+// host's disk (under runsc only because its configuration says overlay2 none).
 func TestExec(t *testing.T) {
 	e := newEnv(t)
 	for name, handler := range handlers {
@@ -213,6 +221,10 @@ func TestExec(t *testing.T) {
 			out, code := e.exec(t, task, "id -u; echo hello > /tmp/f; cat /tmp/f; exit 7")
 			if out != "0\nhello\n" || code != 7 {
 				t.Errorf("exec: %q, code %d", out, code)
+			}
+			root := filepath.Join(e.dir, "state/io.containerd.runtime.v2.task", namespace, id, "rootfs")
+			if data, err := os.ReadFile(filepath.Join(root, "tmp/f")); string(data) != "hello\n" {
+				t.Errorf("the file on the host: %q, %v", data, err)
 			}
 			e.finish(t, id)
 		})
@@ -297,6 +309,75 @@ func TestCloseIOEndsTheInput(t *testing.T) {
 			if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
 				t.Fatal(err)
 			}
+		})
+	}
+}
+
+// What a container writes while nobody reads waits for the next reader.
+func TestOutputWaitsForAReader(t *testing.T) {
+	const size = 300_000 // more than a pipe holds
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			id := "out-" + name
+			task := e.create(t, handler, id, id, oci.WithProcessArgs("sh", "-c",
+				fmt.Sprintf("yes | head -c %d; cat", size)))
+			if err := task.Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			out, err := os.Open(filepath.Join(e.dir, id, "stdout"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, err := io.CopyN(io.Discard, out, size/3) // this reader leaves midway
+			out.Close()
+			if err != nil {
+				t.Fatalf("first reader: %d bytes, %v", n, err)
+			}
+			out, err = os.Open(filepath.Join(e.dir, id, "stdout"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			out.SetReadDeadline(time.Now().Add(15 * time.Second))
+			// io.CopyN reads no further than it is asked to, so nothing is lost between.
+			if n, err = io.CopyN(io.Discard, out, size-size/3); err != nil {
+				t.Fatalf("second reader: %d bytes, %v", n, err)
+			}
+			attachAndDie(t, filepath.Join(e.dir, id))
+			e.finish(t, id)
+		})
+	}
+}
+
+// The session image does what agents need, as its normal user.
+func TestSessionImage(t *testing.T) {
+	e := newEnv(t)
+	layout, err := builder.Built()
+	if err != nil {
+		t.Skip(err)
+	}
+	e.image = e.importLayout(t, layout, "berth.local/session:v1")
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			id := "img-" + name
+			task := e.create(t, handler, id, id, oci.WithUserID(builder.UID), oci.WithEnv([]string{"HOME=" + builder.Home}))
+			if err := task.Start(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			for command, want := range map[string]string{
+				"id -un; pwd": builder.User + "\n" + builder.Home + "\n",
+				"python3 -c 'import ssl, json, sqlite3; print(6*7)'":                                               "42\n",
+				"git init -q r && cd r && echo x > f && git add f && git commit -qm one && git log --format=%an%s": "agentone\n",
+				"busybox echo hi":                    "hi\n",
+				"bash -c 'echo ${BASH_VERSION%%.*}'": "5\n",
+				"curl --version | cut -c1-4 | head -n1; test -s /etc/ssl/certs/ca-certificates.crt && echo certs": "curl\ncerts\n",
+			} {
+				if out, code := e.exec(t, task, command); out != want || code != 0 {
+					t.Errorf("%s: %q, code %d; want %q", command, out, code, want)
+				}
+			}
+			e.finish(t, id)
 		})
 	}
 }
