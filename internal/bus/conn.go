@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -146,7 +147,8 @@ func dial(ctx context.Context, url string, opts []nats.Option) (*nats.Conn, erro
 }
 
 func connectKind(err error) errkind.Kind {
-	if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrNkeysNotSupported) {
+	// In process a refused login shows as a closed pipe.
+	if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrNkeysNotSupported) || errors.Is(err, io.ErrClosedPipe) {
 		return errkind.Unauthenticated
 	}
 	return errkind.Unavailable
