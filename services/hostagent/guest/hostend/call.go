@@ -3,6 +3,7 @@ package hostend
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
@@ -11,45 +12,54 @@ import (
 type answer struct {
 	op   string
 	body []byte
-	done chan struct{} // closed when body or err is set
+	done chan struct{} // closed when the result is complete or err is set
+	once sync.Once
 	err  error
 }
 
 func newAnswer(op string) *answer { return &answer{op: op, done: make(chan struct{})} }
 
-// frame takes result and error frames; over says that the answer is complete.
-func (a *answer) frame(f wire.Frame) (over bool, err error) {
+// settled says whether there is an answer.
+func (a *answer) settled() bool {
 	select {
 	case <-a.done:
-		return true, nil
+		return true
 	default:
+		return false
 	}
+}
+
+func (a *answer) settle(err error) {
+	a.once.Do(func() {
+		a.err = err
+		close(a.done)
+	})
+}
+
+// frame takes result and error frames; over says that the answer is complete.
+func (a *answer) frame(f wire.Frame) (over bool, err error) {
 	switch f.Type {
 	case wire.TypeError:
-		a.err = guestError(a.op, f.Payload)
+		a.settle(guestError(a.op, f.Payload))
 	case wire.TypeResult:
 		if len(a.body)+len(f.Payload) > wire.MaxMessage {
 			return false, fmt.Errorf("%w: result above 1 MiB", ErrProtocol)
+		}
+		if a.settled() {
+			return true, nil
 		}
 		a.body = append(a.body, f.Payload...)
 		if f.Flags&wire.FlagMore != 0 {
 			return false, nil
 		}
+		a.settle(nil)
 	default:
 		return false, nil
 	}
-	close(a.done)
 	return true, nil
 }
 
-func (a *answer) fail(err error) {
-	select {
-	case <-a.done:
-	default:
-		a.err = fmt.Errorf("%s: %w", a.op, err)
-		close(a.done)
-	}
-}
+func (a *answer) fail(err error) { a.settle(fmt.Errorf("%s: %w", a.op, err)) }
 
 // wait returns the decoded result.
 func (a *answer) wait(ctx context.Context, result any) error {

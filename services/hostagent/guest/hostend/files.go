@@ -134,9 +134,7 @@ func (r *FileReader) lost(err error) {
 
 // frame implements receiver.
 func (r *FileReader) frame(f wire.Frame) error {
-	select {
-	case <-r.answer.done:
-	default:
+	if !r.answer.settled() {
 		_, err := r.answer.frame(f)
 		return err
 	}

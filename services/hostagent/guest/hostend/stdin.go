@@ -82,6 +82,7 @@ func (c *Conn) stdin(ctx context.Context, key string) (*stdinStream, error) {
 		}
 		s.mu.Lock()
 		s.id = id
+		s.changeLocked()
 		s.mu.Unlock()
 	}
 	return s, s.wait(ctx, func() bool { return s.known && s.id != 0 })

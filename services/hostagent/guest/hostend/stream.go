@@ -227,9 +227,7 @@ func (s *ExecStream) end(err error) {
 
 // frame implements receiver.
 func (s *ExecStream) frame(f wire.Frame) error {
-	select {
-	case <-s.answer.done:
-	default:
+	if !s.answer.settled() {
 		_, err := s.answer.frame(f)
 		return err
 	}

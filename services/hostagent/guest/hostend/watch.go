@@ -102,9 +102,7 @@ func (w *Watcher) lost(err error) {
 
 // frame implements receiver.
 func (w *Watcher) frame(f wire.Frame) error {
-	select {
-	case <-w.answer.done:
-	default:
+	if !w.answer.settled() {
 		_, err := w.answer.frame(f)
 		return err
 	}
