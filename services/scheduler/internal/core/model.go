@@ -158,6 +158,8 @@ type Session struct {
 	CreatedAt    Time          `json:"created"`
 	ChangedAt    Time          `json:"changed"`
 	RenewedAt    Time          `json:"renewed,omitempty"`
+	// Last activity, as the host said when it refused a sleep.
+	BusySince Time `json:"busy,omitempty"`
 	// Leader time at which the end of retention was warned of, plus one; 0: never.
 	Warned time.Duration `json:"warned,omitempty"`
 }

@@ -150,7 +150,7 @@ func (x *tx) sleepRefused(c *SleepRefused) Outcome {
 	}
 	s := x.edit(old)
 	x.move(s, tBusy)
-	s.Sleep = nil
+	s.Sleep, s.BusySince = nil, c.BusySince
 	if w := s.Wake; w != nil {
 		s.Wake, s.RenewedAt = nil, x.now
 		x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = w.Request, &s.Terms })

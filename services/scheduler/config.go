@@ -1,0 +1,122 @@
+// Package scheduler decides where sessions run and is the truth about them:
+// state, owner host and epoch of every session, leases of hosts, the order of
+// their events. It guarantees that a session has one owner, that epochs only
+// grow, that an answered request is on disk, and that every state that is not
+// at rest has a deadline with a next step, also after a crash.
+//
+// Ordering: events of one session are published in order with stable ids.
+// Redelivery: after a crash events may be published again; consumers drop a
+// revision that is not newer. Backpressure: when too many events wait for the
+// bus, opens are refused; sleeps, fencing and deletes never are.
+package scheduler
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/services/scheduler/internal/replica"
+)
+
+// Peer is one replica of a group of three or five.
+type Peer struct {
+	ID   string `json:"id" yaml:"id"`
+	Addr string `json:"addr" yaml:"addr"`
+}
+
+// Config of the scheduler; NewConfig gives the defaults.
+type Config struct {
+	// Dir holds the state, in the folder raft below it.
+	Dir string `json:"dir" yaml:"dir"`
+	// ReplicaID, Bind and Peers are for a group; leave them empty for one replica.
+	ReplicaID string `json:"replica_id" yaml:"replica_id"`
+	Bind      string `json:"bind" yaml:"bind"`
+	Peers     []Peer `json:"peers" yaml:"peers"`
+	// TLS between replicas; needed with Bind.
+	TLS *tls.Config `json:"-" yaml:"-"`
+
+	// Lease is how long a host may act without hearing from the scheduler.
+	Lease time.Duration `json:"lease" yaml:"lease"`
+	// LeaseDrift is added before a lease is taken as run out.
+	LeaseDrift time.Duration `json:"lease_drift" yaml:"lease_drift"`
+	// WakeTimeout, SleepTimeout and DeleteTimeout bound one try at a host.
+	WakeTimeout   time.Duration `json:"wake_timeout" yaml:"wake_timeout"`
+	SleepTimeout  time.Duration `json:"sleep_timeout" yaml:"sleep_timeout"`
+	DeleteTimeout time.Duration `json:"delete_timeout" yaml:"delete_timeout"`
+	// WakeTries is how many epochs one wake may use up.
+	WakeTries int `json:"wake_tries" yaml:"wake_tries"`
+	// RetryMin and RetryMax bound the back-off between tries.
+	RetryMin time.Duration `json:"retry_min" yaml:"retry_min"`
+	RetryMax time.Duration `json:"retry_max" yaml:"retry_max"`
+	// OpenDeadline holds for an open that names none.
+	OpenDeadline time.Duration `json:"open_deadline" yaml:"open_deadline"`
+	// CPUPercent is how much of a host's cores may be promised; memory never exceeds what there is.
+	CPUPercent uint32 `json:"cpu_percent" yaml:"cpu_percent"`
+	// ExpireNotice of leader time must lie between the warning and the end of retention.
+	ExpireNotice time.Duration `json:"expire_notice" yaml:"expire_notice"`
+	// ExpirePerHour ends stop and alarm above this rate.
+	ExpirePerHour int `json:"expire_per_hour" yaml:"expire_per_hour"`
+	// TrimAfter is how long an event stays in the outbox after its stream took it;
+	// at least twice the stream's sync interval.
+	TrimAfter time.Duration `json:"trim_after" yaml:"trim_after"`
+	// HungAfter ends the process when a write to the log takes longer.
+	HungAfter time.Duration `json:"hung_after" yaml:"hung_after"`
+	// Restored must be set once when Dir comes from a backup: it raises the incarnation.
+	Restored bool `json:"restored" yaml:"restored"`
+
+	Log *slog.Logger `json:"-" yaml:"-"`
+	// Ready, if set, is called each time this replica leads and serves.
+	Ready func() `json:"-" yaml:"-"`
+	// Fatal must end the process; the default logs and exits with 70.
+	Fatal func(error) `json:"-" yaml:"-"`
+}
+
+// NewConfig returns the defaults for a state folder.
+func NewConfig(dir string) Config {
+	return Config{
+		Dir:           dir,
+		Lease:         9 * time.Second,
+		LeaseDrift:    time.Second,
+		WakeTimeout:   60 * time.Second,
+		SleepTimeout:  2 * time.Minute,
+		DeleteTimeout: time.Minute,
+		WakeTries:     3,
+		RetryMin:      100 * time.Millisecond,
+		RetryMax:      30 * time.Second,
+		OpenDeadline:  60 * time.Second,
+		CPUPercent:    400,
+		ExpireNotice:  72 * time.Hour,
+		ExpirePerHour: 100,
+		TrimAfter:     2 * bus.SyncInterval,
+		HungAfter:     15 * time.Second,
+	}
+}
+
+func (c Config) check() error {
+	switch {
+	case c.Dir == "":
+		return fmt.Errorf("scheduler: no state folder is configured")
+	case c.Lease < time.Second:
+		return fmt.Errorf("scheduler: lease is %s, at least 1s is needed", c.Lease)
+	case c.WakeTries < 1:
+		return fmt.Errorf("scheduler: wake_tries is %d, at least 1 is needed", c.WakeTries)
+	case c.RetryMin <= 0 || c.RetryMax < c.RetryMin:
+		return fmt.Errorf("scheduler: retry_min %s and retry_max %s are no back-off", c.RetryMin, c.RetryMax)
+	case c.WakeTimeout <= 0 || c.SleepTimeout <= 0 || c.DeleteTimeout <= 0 || c.OpenDeadline <= 0:
+		return fmt.Errorf("scheduler: time-outs must be above zero")
+	case c.Bind != "" && c.TLS == nil:
+		return fmt.Errorf("scheduler: bind is set, but replicas talk over TLS only and none is configured")
+	}
+	return nil
+}
+
+func (c Config) replica() replica.Config {
+	out := replica.Config{Dir: c.Dir + "/raft", Log: c.Log, Bind: c.Bind, TLS: c.TLS, ID: c.ReplicaID,
+		HungAfter: c.HungAfter, Fatal: c.Fatal}
+	for _, p := range c.Peers {
+		out.Peers = append(out.Peers, replica.Peer{ID: p.ID, Addr: p.Addr})
+	}
+	return out
+}

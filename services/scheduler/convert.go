@@ -1,0 +1,239 @@
+package scheduler
+
+import (
+	"context"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+func stamp(incarnation uint32, index uint64) *corev1.Stamp {
+	if index == 0 {
+		return nil
+	}
+	return &corev1.Stamp{Incarnation: incarnation, Index: index}
+}
+
+func epochOf(s *corev1.Stamp) ids.Epoch {
+	return ids.Epoch{Incarnation: s.GetIncarnation(), Index: s.GetIndex()}
+}
+
+func generationOf(s *corev1.Stamp) ids.Generation { return ids.Generation(epochOf(s)) }
+
+func protoRef(t ids.Tenant, r core.Ref) *corev1.SessionRef {
+	return &corev1.SessionRef{Tenant: t.String(), Session: r.Session.String(),
+		Generation: stamp(r.Generation.Incarnation, r.Generation.Index), Epoch: stamp(r.Epoch.Incarnation, r.Epoch.Index)}
+}
+
+func refOf(s *core.Session) core.Ref {
+	return core.Ref{Session: s.Key, Generation: s.Generation, Epoch: s.Epoch}
+}
+
+func sessionRef(s *core.Session) *corev1.SessionRef { return protoRef(s.Tenant, refOf(s)) }
+
+// parseRef reads a reference from the wire.
+func parseRef(r *corev1.SessionRef) (ids.Tenant, core.Ref, error) {
+	if r == nil {
+		return "", core.Ref{}, errs.E("read request", errkind.Invalid, "", "it names no session")
+	}
+	t, err := ids.ParseTenant(r.GetTenant())
+	if err != nil {
+		return "", core.Ref{}, err
+	}
+	k, err := ids.ParseSessionKey(r.GetSession())
+	return t, core.Ref{Session: k, Generation: generationOf(r.GetGeneration()), Epoch: epochOf(r.GetEpoch())}, err
+}
+
+const maxKeys = 8
+
+func parseKeys(session string, keys []string) ([]ids.SessionKey, error) {
+	if len(keys) == 0 && session != "" {
+		keys = []string{session}
+	}
+	if len(keys) == 0 || len(keys) > maxKeys {
+		return nil, errs.Errorf("read request", errkind.Invalid, "it names %d session keys, 1 to %d are allowed", len(keys), maxKeys)
+	}
+	out := make([]ids.SessionKey, 0, len(keys))
+	for _, s := range keys {
+		k, err := ids.ParseSessionKey(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, k)
+	}
+	return out, nil
+}
+
+func timeOf(t *timestamppb.Timestamp) core.Time {
+	if t == nil {
+		return 0
+	}
+	return core.At(t.AsTime())
+}
+
+func protoTime(t core.Time) *timestamppb.Timestamp {
+	if t == 0 {
+		return nil
+	}
+	return timestamppb.New(t.Std())
+}
+
+func protoDuration(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+func limitsOf(l *corev1.Limits) core.Limits {
+	return core.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids(), DiskBytes: l.GetDiskBytes()}
+}
+
+func protoLimits(l core.Limits) *corev1.Limits {
+	return &corev1.Limits{CpuMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, Pids: l.PIDs, DiskBytes: l.DiskBytes}
+}
+
+func termsOf(t *corev1.Terms) core.Terms {
+	return core.Terms{Plan: t.GetPlan(), Template: t.GetTemplate(), Tier: t.GetTier(), Limits: limitsOf(t.GetLimits()),
+		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL,
+		Idle:      t.GetIdle().AsDuration(), Retention: t.GetRetention().AsDuration(), Image: t.GetImage(), TierReason: t.GetTierReason()}
+}
+
+func protoTerms(t core.Terms) *corev1.Terms {
+	p := corev1.Persistence_PERSISTENCE_DURABLE
+	if t.Ephemeral {
+		p = corev1.Persistence_PERSISTENCE_EPHEMERAL
+	}
+	return &corev1.Terms{Plan: t.Plan, Template: t.Template, Tier: t.Tier, Limits: protoLimits(t.Limits), Persistence: p,
+		Idle: protoDuration(t.Idle), Retention: protoDuration(t.Retention), Image: t.Image, TierReason: t.TierReason}
+}
+
+func actorOf(a *corev1.Actor) (core.Actor, error) {
+	t, err := ids.ParseTenant(a.GetTenant())
+	if err != nil {
+		return core.Actor{}, err
+	}
+	for _, s := range []string{a.GetIssuer(), a.GetSubject(), a.GetFrontend()} {
+		if len(s) > 1024 {
+			return core.Actor{}, errs.E("read request", errkind.TooLarge, "", "issuer, subject and frontend may have 1024 bytes each")
+		}
+	}
+	return core.Actor{Tenant: t, Issuer: a.GetIssuer(), Subject: a.GetSubject(), Frontend: a.GetFrontend()}, nil
+}
+
+func protoActor(a core.Actor) *corev1.Actor {
+	return &corev1.Actor{Tenant: a.Tenant.String(), Issuer: a.Issuer, Subject: a.Subject, Frontend: a.Frontend}
+}
+
+func protoFailure(f *core.Failure) *corev1.Failure {
+	if f == nil {
+		return nil
+	}
+	return &corev1.Failure{Kind: f.Kind.String(), Reason: f.Reason}
+}
+
+func failureOf(err error) core.Failure {
+	return core.Failure{Kind: errs.Kind(err), Reason: err.Error()}
+}
+
+func refused(op, id string, f *core.Failure) error { return errs.E(op, f.Kind, id, f.Reason) }
+
+const maxSteps = 64
+
+func timingOf(t *corev1.Timing) core.Timing {
+	out := core.Timing{Total: t.GetTotal().AsDuration()}
+	for i, s := range t.GetSteps() {
+		if i == maxSteps || len(s.GetName()) > 80 {
+			break
+		}
+		out.Steps = append(out.Steps, core.Step{Name: s.GetName(), Start: s.GetStart().AsDuration(), Took: s.GetTook().AsDuration()})
+	}
+	return out
+}
+
+func protoTiming(t core.Timing) *corev1.Timing {
+	if t.Total == 0 && len(t.Steps) == 0 {
+		return nil
+	}
+	out := &corev1.Timing{Total: durationpb.New(t.Total)}
+	for _, s := range t.Steps {
+		out.Steps = append(out.Steps, &corev1.Step{Name: s.Name, Start: durationpb.New(s.Start), Took: durationpb.New(s.Took)})
+	}
+	return out
+}
+
+// wakeTiming nests the host's steps in the scheduler's.
+func wakeTiming(placed, total time.Duration, host *corev1.Timing) core.Timing {
+	out := core.Timing{Total: total, Steps: []core.Step{
+		{Name: "scheduler.apply_placed", Took: placed},
+		{Name: "scheduler.host_wake", Start: placed, Took: total - placed},
+	}}
+	for _, s := range timingOf(host).Steps {
+		if len(s.Name) < 5 || s.Name[:5] != "host." {
+			s.Name = "host." + s.Name
+		}
+		s.Start += placed
+		out.Steps = append(out.Steps, s)
+	}
+	return out
+}
+
+// answered adds the commit of active, which the stored timing cannot hold.
+func answered(t core.Timing, total time.Duration) core.Timing {
+	out := core.Timing{Total: total, Steps: append([]core.Step(nil), t.Steps...)}
+	out.Steps = append(out.Steps, core.Step{Name: "scheduler.apply_active", Start: t.Total, Took: max(total-t.Total, 0)})
+	return out
+}
+
+func manifestOf(m *corev1.Manifest) core.ManifestInfo {
+	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest()}
+}
+
+func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
+	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(s.Terms), Manifest: s.Manifest,
+		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
+		SessionName: s.Name, Fresh: s.Fresh()}
+	if d, ok := ctx.Deadline(); ok {
+		req.Deadline = timestamppb.New(d)
+	}
+	return req
+}
+
+func sleepRequest(s *core.Session) *hostv1.SleepRequest {
+	sl := core.Sleep{}
+	if s.Sleep != nil {
+		sl = *s.Sleep
+	}
+	return &hostv1.SleepRequest{Session: sessionRef(s), IdleSince: protoTime(sl.IdleSince), Parent: s.Manifest,
+		Reason: sl.Reason, Force: sl.IdleSince == 0}
+}
+
+func ownedSession(s *core.Session) *schedulerv1.OwnedSession {
+	return &schedulerv1.OwnedSession{Session: sessionRef(s), State: s.State, Manifest: s.Manifest, Terms: protoTerms(s.Terms),
+		LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index), SessionName: s.Name}
+}
+
+func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
+	out := &schedulerv1.SessionRecord{Session: sessionRef(s), State: s.State, Revision: s.Revision, Host: s.Host.String(),
+		Manifest: s.Manifest, Terms: protoTerms(s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
+		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin}
+	if whole {
+		out.LastWake = protoTiming(s.LastWake)
+	}
+	return out
+}
+
+func deletedRecord(t *core.Tombstone) *schedulerv1.SessionRecord {
+	return &schedulerv1.SessionRecord{
+		Session: protoRef(t.Tenant, core.Ref{Session: t.Key, Generation: t.Generation, Epoch: t.Epoch}),
+		State:   core.Deleted, Revision: t.Revision, Actor: protoActor(t.Actor), SessionName: t.Name, ChangedAt: protoTime(t.At),
+	}
+}

@@ -1,0 +1,79 @@
+package scheduler
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// metrics of the scheduler.
+type metrics struct {
+	applies  metric.Float64Histogram
+	refusals metric.Int64Counter
+	fences   metric.Int64Counter
+	wakes    metric.Float64Histogram
+	alarms   metric.Int64Counter
+	waiting  atomic.Int64
+}
+
+func newMetrics() (*metrics, error) {
+	m, meter := &metrics{}, otel.Meter("github.com/berth-dev/berth/services/scheduler")
+	var err error
+	keep := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	var e error
+	m.applies, e = meter.Float64Histogram("berth.scheduler.apply", metric.WithUnit("s"), metric.WithDescription("Time from proposing a log entry to its outcome."))
+	keep(e)
+	m.refusals, e = meter.Int64Counter("berth.scheduler.refusals", metric.WithDescription("Log entries that were refused, by kind."))
+	keep(e)
+	m.fences, e = meter.Int64Counter("berth.scheduler.fencing_refusals", metric.WithDescription("Refusals for a generation, epoch or parent that is not the current one."))
+	keep(e)
+	m.wakes, e = meter.Float64Histogram("berth.scheduler.wake", metric.WithUnit("s"), metric.WithDescription("Time from an open to active."))
+	keep(e)
+	m.alarms, e = meter.Int64Counter("berth.scheduler.expiry_stopped", metric.WithDescription("Ends of retention that were refused."))
+	keep(e)
+	_, e = meter.Int64ObservableGauge("berth.scheduler.outbox_lag", metric.WithDescription("Events that no stream has yet."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(m.waiting.Load())
+			return nil
+		}))
+	keep(e)
+	return m, errs.Wrap("make metrics", "", err)
+}
+
+func (m *metrics) applied(ctx context.Context, took time.Duration, out core.Outcome, err error) {
+	result := "ok"
+	switch {
+	case err != nil:
+		result = errs.Kind(err).String()
+	case out.Refused != nil:
+		result = out.Refused.Kind.String()
+		m.refusals.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", result)))
+	}
+	m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("result", result)))
+}
+
+func (m *metrics) fenced(ctx context.Context, method string) {
+	m.fences.Add(ctx, 1, metric.WithAttributes(attribute.String("method", method)))
+}
+
+func (m *metrics) woke(ctx context.Context, took time.Duration, origin string) {
+	m.wakes.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("origin", origin)))
+}
+
+func (m *metrics) deleteRefused(ctx context.Context, c *core.Delete, f *core.Failure) {
+	if c.Expire != nil {
+		m.alarms.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", f.Kind.String())))
+	}
+}
+
+func (m *metrics) lag(n uint64) { m.waiting.Store(int64(n)) }

@@ -1,0 +1,346 @@
+package scheduler
+
+import (
+	"context"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+)
+
+const maxHash = 64
+
+// wake commits an open and answers when the session is active, or has failed,
+// or time ran out; then the wake goes on, and asking again with the same
+// request id joins it.
+func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeRequest) (*schedulerv1.WakeReply, error) {
+	const op = "scheduler.wake"
+	o, err := l.openOf(req.GetAdmission())
+	if err != nil {
+		return nil, errs.Wrap(op, "", err)
+	}
+	ctx, cancel := context.WithDeadline(ctx, o.Deadline.Std())
+	defer cancel()
+	key := l.canonical(o.Keys)
+	at, forget := l.driver.begin(ctx, key)
+	defer forget()
+	for {
+		changed, release := l.rep.Changed(l.canonical(o.Keys))
+		o.Alive = l.candidates(o.Keys, o.Terms)
+		out, err := l.apply(ctx, core.Entry{Open: o})
+		if err == nil && !out.Wait {
+			release()
+			return l.woken(ctx, o, out, at)
+		}
+		if err != nil {
+			release()
+			return nil, errs.Wrap(op, key.String(), err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			release()
+			return nil, errs.E(op, errkind.Deadline, key.String(), "the session was still being deleted when time ran out")
+		}
+		release()
+	}
+}
+
+// woken waits for the outcome of an open that was committed.
+func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at time.Time) (*schedulerv1.WakeReply, error) {
+	const op = "scheduler.wake"
+	if out.Refused != nil {
+		return nil, refused(op, o.Keys[0].String(), out.Refused)
+	}
+	replayed := out.Record.Done && len(out.Touched) == 0
+	rec, err := l.settled(ctx, out.Record, core.VerbOpen)
+	if err != nil {
+		return nil, errs.E(op, errkind.Deadline, rec.Session.String(), "the session was still waking when time ran out; the same request may be sent again")
+	}
+	if rec.Failure != nil {
+		return nil, refused(op, rec.Session.String(), rec.Failure)
+	}
+	reply := &schedulerv1.WakeReply{
+		Session: protoRef(o.Actor.Tenant, core.Ref{Session: rec.Session, Generation: rec.Generation, Epoch: rec.Epoch}),
+		Origin:  rec.Origin, RestoredAsOf: protoTime(rec.RestoredAsOf), Host: rec.Host.String(),
+		Replayed: replayed, State: core.Deleted,
+	}
+	l.rep.View(func(st *core.State) {
+		if h := st.Host(rec.Host); h != nil {
+			reply.HostKey = h.Key
+		}
+		s := st.Session(rec.Session)
+		if s == nil || s.Generation != rec.Generation {
+			return
+		}
+		reply.State, reply.Terms, reply.ImageDigest = s.State, protoTerms(s.Terms), s.ImageDigest
+		switch {
+		case rec.Origin == corev1.Origin_ORIGIN_JOINED:
+			reply.Timing = protoTiming(core.Timing{Total: time.Since(at), Steps: []core.Step{{Name: "scheduler.apply_renewed", Took: time.Since(at)}}})
+		case s.Epoch == rec.Epoch && replayed:
+			reply.Timing = protoTiming(s.LastWake)
+		case s.Epoch == rec.Epoch:
+			reply.Timing = protoTiming(answered(s.LastWake, time.Since(at)))
+		}
+	})
+	return reply, nil
+}
+
+// settled waits until a request has its outcome.
+func (l *leader) settled(ctx context.Context, r *core.Record, v core.Verb) (*core.Record, error) {
+	for {
+		changed, release := l.rep.Changed(r.Session)
+		var now *core.Record
+		l.rep.View(func(st *core.State) { now = st.Record(r.Session, v, r.ID) })
+		if now == nil {
+			now = r
+		}
+		if now.Done {
+			release()
+			return now, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			release()
+			return now, ctx.Err()
+		}
+		release()
+	}
+}
+
+// canonical is the key under which a session is, or would be, stored.
+func (l *leader) canonical(keys []ids.SessionKey) ids.SessionKey {
+	if s := l.session(keys...); s != nil {
+		return s.Key
+	}
+	return keys[0]
+}
+
+func (l *leader) openOf(a *corev1.Admission) (*core.Open, error) {
+	actor, err := actorOf(a.GetActor())
+	if err != nil {
+		return nil, err
+	}
+	keys, err := parseKeys("", a.GetKeys())
+	if err != nil {
+		return nil, err
+	}
+	id, err := ids.ParseRequestID(a.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
+	if len(a.GetBodyHash()) > maxHash || len(a.GetSessionName()) > ids.MaxToken {
+		return nil, errs.E("read admission", errkind.TooLarge, "", "body hash or session name is too long")
+	}
+	if a.GetTerms().GetTier() == corev1.Tier_TIER_UNSPECIFIED {
+		return nil, errs.E("read admission", errkind.Invalid, "", "the terms name no tier")
+	}
+	now := core.At(time.Now())
+	o := &core.Open{Actor: actor, Terms: termsOf(a.GetTerms()), Request: id, Hash: a.GetBodyHash(),
+		StoredAt: timeOf(a.GetStoredAt()), Deadline: timeOf(a.GetDeadline()), Cause: a.GetCause(), Name: a.GetSessionName(), Keys: keys}
+	if o.StoredAt == 0 {
+		o.StoredAt = now
+	}
+	if o.Deadline == 0 {
+		o.Deadline = now.Add(l.cfg.OpenDeadline)
+	}
+	return o, nil
+}
+
+// sleep commits a sleep and answers when the session sleeps or stays awake.
+func (l *leader) sleep(ctx context.Context, _ bus.Request, req *schedulerv1.SleepRequest) (*schedulerv1.SleepReply, error) {
+	const op = "scheduler.sleep"
+	c, err := sleepOf(req)
+	if err != nil {
+		return nil, errs.Wrap(op, req.GetSession(), err)
+	}
+	for {
+		changed, release := l.rep.Changed(l.canonical(c.Keys))
+		out, err := l.apply(ctx, core.Entry{Sleep: c})
+		if err != nil {
+			release()
+			return nil, errs.Wrap(op, c.Keys[0].String(), err)
+		}
+		if !out.Wait && (out.Record == nil || !out.Record.Done) && out.Session != nil && out.Session.State == core.Sleeping {
+			release()
+			return l.slept(ctx, c, out)
+		}
+		if !out.Wait {
+			release()
+			return l.sleepReply(ctx, c, out)
+		}
+		if out.Session.State == core.Deleting {
+			release()
+			return &schedulerv1.SleepReply{Session: sessionRef(out.Session), State: out.Session.State}, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			release()
+			return nil, errs.E(op, errkind.Busy, c.Keys[0].String(), "the session is still waking")
+		}
+		release()
+	}
+}
+
+func sleepOf(req *schedulerv1.SleepRequest) (*core.SleepCmd, error) {
+	t, err := ids.ParseTenant(req.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	keys, err := parseKeys(req.GetSession(), req.GetKeys())
+	if err != nil {
+		return nil, err
+	}
+	if len(req.GetReason()) > 256 || len(req.GetBodyHash()) > maxHash {
+		return nil, errs.E("read request", errkind.TooLarge, "", "reason or body hash is too long")
+	}
+	c := &core.SleepCmd{Tenant: t, Keys: keys, Generation: generationOf(req.GetGeneration()), Epoch: epochOf(req.GetEpoch()),
+		IdleSince: timeOf(req.GetIdleSince()), Reason: req.GetReason(), Hash: req.GetBodyHash()}
+	if req.GetRequestId() != "" {
+		c.Request, err = ids.ParseRequestID(req.GetRequestId())
+	}
+	return c, err
+}
+
+// sleepReply answers what needs no waiting, and an ephemeral end.
+func (l *leader) sleepReply(ctx context.Context, c *core.SleepCmd, out core.Outcome) (*schedulerv1.SleepReply, error) {
+	const op = "scheduler.sleep"
+	if out.Refused != nil {
+		if out.Refused.Kind == errkind.StaleEpoch {
+			l.m.fenced(ctx, "sleep")
+		}
+		return nil, refused(op, c.Keys[0].String(), out.Refused)
+	}
+	rec := out.Record
+	if rec != nil && !rec.Done {
+		var err error
+		if rec, err = l.settled(ctx, rec, core.VerbClose); err != nil {
+			return nil, errs.E(op, errkind.Deadline, rec.Session.String(), "the session was still ending when time ran out")
+		}
+	}
+	if rec != nil {
+		return &schedulerv1.SleepReply{State: rec.State, BusySince: protoTime(rec.BusySince),
+			Session: protoRef(c.Tenant, core.Ref{Session: rec.Session, Generation: rec.Generation, Epoch: rec.Epoch})}, nil
+	}
+	return &schedulerv1.SleepReply{Session: sessionRef(out.Session), State: out.Session.State, BusySince: protoTime(out.BusySince)}, nil
+}
+
+// slept waits until a sleep under way is over.
+func (l *leader) slept(ctx context.Context, c *core.SleepCmd, out core.Outcome) (*schedulerv1.SleepReply, error) {
+	const op = "scheduler.sleep"
+	if out.Record != nil {
+		return l.sleepReply(ctx, c, out)
+	}
+	was := out.Session
+	for {
+		changed, release := l.rep.Changed(was.Key)
+		s := l.session(was.Key)
+		if s == nil || s.Generation != was.Generation || s.Epoch != was.Epoch || s.State != core.Sleeping {
+			release()
+			return sleepNow(was, s), nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			release()
+			return nil, errs.E(op, errkind.Deadline, was.Key.String(), "the session was still going to sleep when time ran out")
+		}
+		release()
+	}
+}
+
+func sleepNow(was, s *core.Session) *schedulerv1.SleepReply {
+	if s == nil || s.Generation != was.Generation {
+		return &schedulerv1.SleepReply{Session: sessionRef(was), State: core.Deleted}
+	}
+	r := &schedulerv1.SleepReply{Session: sessionRef(s), State: s.State}
+	if s.State == core.Active {
+		r.BusySince = protoTime(s.BusySince)
+	}
+	return r
+}
+
+// delete commits a delete and answers when it is done.
+func (l *leader) delete(ctx context.Context, _ bus.Request, req *schedulerv1.DeleteRequest) (*schedulerv1.DeleteReply, error) {
+	const op = "scheduler.delete"
+	c, err := l.deleteOf(req)
+	if err != nil {
+		return nil, errs.Wrap(op, req.GetSession(), err)
+	}
+	out, err := l.apply(ctx, core.Entry{Delete: c})
+	if err != nil {
+		return nil, errs.Wrap(op, c.Keys[0].String(), err)
+	}
+	if out.Refused != nil {
+		l.m.deleteRefused(ctx, c, out.Refused)
+		if c.Expire != nil && out.Refused.Kind == errkind.Exhausted {
+			l.log.Error("ALARM: mass expiry stopped", "session", c.Keys[0], "reason", out.Refused.Reason)
+		}
+		return nil, refused(op, c.Keys[0].String(), out.Refused)
+	}
+	if out.Deleted || c.Expire != nil && c.Expire.WarnOnly {
+		return deleteReply(c, out), nil
+	}
+	return l.deleted(ctx, c, out.Session)
+}
+
+func (l *leader) deleted(ctx context.Context, c *core.Delete, was *core.Session) (*schedulerv1.DeleteReply, error) {
+	for {
+		changed, release := l.rep.Changed(was.Key)
+		s := l.session(was.Key)
+		if s == nil || s.Generation != was.Generation {
+			release()
+			return &schedulerv1.DeleteReply{Session: sessionRef(was), State: core.Deleted}, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			release()
+			return nil, errs.E("scheduler.delete", errkind.Deadline, c.Keys[0].String(), "the delete is committed and goes on, but was not done when time ran out")
+		}
+		release()
+	}
+}
+
+func deleteReply(c *core.Delete, out core.Outcome) *schedulerv1.DeleteReply {
+	r := &schedulerv1.DeleteReply{State: core.Deleted, Session: protoRef(c.Tenant, core.Ref{Session: c.Keys[0]})}
+	switch {
+	case out.Deleted && out.Record != nil:
+		r.Session = protoRef(c.Tenant, core.Ref{Session: out.Record.Session, Generation: out.Record.Generation, Epoch: out.Record.Epoch})
+	case !out.Deleted && out.Session != nil:
+		r.Session, r.State = sessionRef(out.Session), out.Session.State
+	}
+	return r
+}
+
+func (l *leader) deleteOf(req *schedulerv1.DeleteRequest) (*core.Delete, error) {
+	t, err := ids.ParseTenant(req.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	keys, err := parseKeys(req.GetSession(), req.GetKeys())
+	if err != nil {
+		return nil, err
+	}
+	if len(req.GetBodyHash()) > maxHash {
+		return nil, errs.E("read request", errkind.TooLarge, "", "the body hash is too long")
+	}
+	c := &core.Delete{Tenant: t, Keys: keys, Hash: req.GetBodyHash(), StoredAt: timeOf(req.GetStoredAt())}
+	if req.GetRequestId() != "" {
+		if c.Request, err = ids.ParseRequestID(req.GetRequestId()); err != nil {
+			return nil, err
+		}
+	}
+	if req.GetExpire() {
+		c.Expire = &core.Expire{Generation: generationOf(req.GetGeneration()), Revision: req.GetRevision(), WarnOnly: req.GetWarn(),
+			Notice: l.cfg.ExpireNotice, MaxPerHour: l.cfg.ExpirePerHour}
+	}
+	return c, nil
+}
