@@ -1,0 +1,147 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// Client is one login to the bus. It reconnects by itself for as long as it
+// is not closed, and is safe for concurrent use.
+type Client struct {
+	cfg Config
+	me  subjects.Caller
+	nc  *nats.Conn
+
+	mu      sync.Mutex
+	key     string               // identity's curve key
+	streams map[*stream]struct{} // open streams, told about reconnects
+	stop    context.CancelFunc
+	ctx     context.Context // ends with Close
+	denials map[*denial]struct{}
+}
+
+// Connect logs in. Errors: Invalid (configuration), Unavailable (nobody
+// listens), Denied or Unauthenticated (the login was refused).
+func Connect(ctx context.Context, cfg Config) (*Client, error) {
+	cfg, me, err := cfg.resolve()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg, me: me, streams: map[*stream]struct{}{}, denials: map[*denial]struct{}{}}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	opts, err := cfg.login(me)
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts,
+		nats.ReconnectHandler(func(*nats.Conn) { c.reconnected() }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.asyncError(err) }))
+	type result struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		nc, err := nats.Connect(cfg.URL, opts...)
+		done <- result{nc, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			c.stop()
+			return nil, wrap("connect to the bus as "+cfg.Name, r.err)
+		}
+		c.nc = r.nc
+		return c, nil
+	case <-ctx.Done():
+		c.stop()
+		go func() {
+			if r := <-done; r.nc != nil {
+				r.nc.Close()
+			}
+		}()
+		return nil, wrap("connect to the bus as "+cfg.Name, ctx.Err())
+	}
+}
+
+// Close ends the connection and every stream on it. Sessions and running
+// processes go on.
+func (c *Client) Close() {
+	c.stop()
+	c.nc.Close()
+}
+
+// NATS returns the connection, for callers that speak on the bus themselves.
+func (c *Client) NATS() *nats.Conn { return c.nc }
+
+// Identity returns the bus identity that the client logged in as.
+func (c *Client) Identity() subjects.Caller { return c.me }
+
+// reconnected tells every open stream that frames may have been lost, and
+// every request under way that its answer may have been.
+func (c *Client) reconnected() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for st := range c.streams {
+		st.lose(errReconnected)
+	}
+	for d := range c.denials {
+		d.cancel(&Error{Kind: errkind.Deadline, Reason: errReconnected.Error(), Cause: errReconnected})
+	}
+}
+
+func (c *Client) track(st *stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams[st] = struct{}{}
+}
+
+func (c *Client) untrack(st *stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.streams, st)
+}
+
+// denial is one request under way that wants to know why no answer will come.
+type denial struct {
+	subject string
+	cancel  context.CancelCauseFunc
+}
+
+// asyncError hands a permission violation to the request that met it, which
+// would otherwise look like a time-out.
+func (c *Client) asyncError(err error) {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for d := range c.denials {
+		if strings.Contains(err.Error(), `"`+d.subject+`"`) {
+			d.cancel(err)
+		}
+	}
+}
+
+// underWay returns a context that ends when the bus refuses a publish on
+// subject or the connection was interrupted, and what stops watching.
+func (c *Client) underWay(ctx context.Context, subject string) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	d := &denial{subject, cancel}
+	c.mu.Lock()
+	c.denials[d] = struct{}{}
+	c.mu.Unlock()
+	return ctx, func() {
+		c.mu.Lock()
+		delete(c.denials, d)
+		c.mu.Unlock()
+		cancel(nil)
+	}
+}

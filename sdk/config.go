@@ -1,0 +1,154 @@
+package sdk
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// Config says how to reach the bus and as whom. Either ClientFile, or URL,
+// Name and Seed.
+type Config struct {
+	// ClientFile is the path of a [ClientFile]. Fields below that are set win.
+	ClientFile string
+	// URL of the bus: nats://host:port, or several separated by commas.
+	URL string
+	// Name of the bus identity, "fe-<tenant>-<frontend>" or "operator".
+	Name string
+	// Seed is the identity's nkey seed ("SU...").
+	Seed string
+	// User is the token source for calls that bring none of their own.
+	User TokenSource
+	// Timeout is how long one attempt of a request may take; default 10 s. A
+	// call goes on with further attempts until its context ends.
+	Timeout time.Duration
+	// Reattach is how long a lost stream is tried again before its process's
+	// exit is reported as unknown; default 60 s.
+	Reattach time.Duration
+	// NATS are further options of the connection.
+	NATS []nats.Option
+}
+
+// ClientFile is what a program needs to log in to the bus, as JSON in a file
+// of mode 0600. `berth up` writes one for every client into <dir>/clients.
+type ClientFile struct {
+	URL   string `json:"url"`
+	Name  string `json:"name"`
+	Inbox string `json:"inbox_prefix"`
+	Seed  string `json:"nkey_seed"`
+}
+
+// ReadClientFile reads and checks a client file.
+func ReadClientFile(path string) (ClientFile, error) {
+	const op = "read client file"
+	var f ClientFile
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return f, wrap(op, err)
+	}
+	dec := json.NewDecoder(strings.NewReader(string(raw)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&f); err != nil {
+		return f, invalid(op, "%s is not a client file: %v", path, err)
+	}
+	if f.URL == "" || f.Name == "" || f.Seed == "" {
+		return f, invalid(op, "%s must have url, name and nkey_seed", path)
+	}
+	return f, nil
+}
+
+// Write stores the file with mode 0600; a file that is there is replaced as a
+// whole.
+func (f ClientFile) Write(path string) error {
+	const op = "write client file"
+	raw, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return wrap(op, err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".client-*")
+	if err != nil {
+		return wrap(op, err)
+	}
+	defer os.Remove(tmp.Name())
+	if _, err := tmp.Write(append(raw, '\n')); err != nil {
+		tmp.Close()
+		return wrap(op, err)
+	}
+	if err := tmp.Close(); err != nil {
+		return wrap(op, err)
+	}
+	return wrap(op, os.Rename(tmp.Name(), path))
+}
+
+// TokenSource returns the user's token (a JWT of an issuer that the tenant
+// registered). It is asked again for every request that needs one, so that it
+// may refresh; it must be safe for concurrent use.
+type TokenSource func(ctx context.Context) (string, error)
+
+// Token is a TokenSource that always returns the same token.
+func Token(jwt string) TokenSource {
+	return func(context.Context) (string, error) { return jwt, nil }
+}
+
+func (c Config) resolve() (Config, subjects.Caller, error) {
+	const op = "connect"
+	var me subjects.Caller
+	if c.ClientFile != "" {
+		f, err := ReadClientFile(c.ClientFile)
+		if err != nil {
+			return c, me, err
+		}
+		c.URL, c.Name, c.Seed = or(c.URL, f.URL), or(c.Name, f.Name), or(c.Seed, f.Seed)
+	}
+	if c.URL == "" || c.Name == "" || c.Seed == "" {
+		return c, me, invalid(op, "a client file, or URL, name and seed are needed")
+	}
+	me, err := subjects.ParseName(c.Name)
+	if err != nil {
+		return c, me, wrap(op, err)
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = 10 * time.Second
+	}
+	if c.Reattach <= 0 {
+		c.Reattach = time.Minute
+	}
+	return c, me, nil
+}
+
+// login makes the options of a connection that logs in with the seed.
+func (c Config) login(me subjects.Caller) ([]nats.Option, error) {
+	kp, err := nkeys.FromSeed([]byte(c.Seed))
+	if err != nil {
+		return nil, invalid("connect", "the seed of %s is no nkey seed", c.Name)
+	}
+	pub, err := kp.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("read the public key of a seed: %w", err)
+	}
+	return append([]nats.Option{
+		nats.Name("berth-sdk " + c.Name),
+		nats.Nkey(pub, kp.Sign),
+		nats.CustomInboxPrefix(me.Inbox()),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 100*time.Millisecond),
+		nats.PermissionErrOnSubscribe(true),
+	}, c.NATS...), nil
+}
+
+func or(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,262 @@
+package sdk
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// Event is something that happened to a session.
+type Event struct {
+	Tenant  string
+	Session string // key
+	Name    string // admitted, placed, active, asleep, ...; the catalogue is in schemas/subjects
+	Time    time.Time
+	// Revision counts scheduler's events of one session; 0 for other services'.
+	Revision uint64
+	State    State // after it; empty where the event says none
+	// Body is the event's own message: schedulerv1.Event, hostv1.Event or one
+	// of lifecyclev1; nil when this version does not know it.
+	Body proto.Message
+	// Raw is the body as it came.
+	Raw []byte
+}
+
+// RequestID is that of the request that caused the event, where it tells.
+func (e Event) RequestID() string {
+	switch b := e.Body.(type) {
+	case *schedulerv1.Event:
+		return or(or(b.GetAdmitted().GetRequestId(), b.GetActive().GetRequestId()),
+			or(b.GetRenewed().GetRequestId(), b.GetDeleted().GetRequestId()))
+	case *lifecyclev1.Resume:
+		return b.GetRequestId()
+	case *lifecyclev1.Refused:
+		return b.GetRequestId()
+	}
+	return ""
+}
+
+// EventFilter selects events. The zero value selects all events of the
+// caller's tenant from now on.
+type EventFilter struct {
+	Tenant  string // operators only; a frontend sees its own tenant's
+	Session string // key
+	Event   string // name
+	// Since also yields the stored events of so long ago (operators only).
+	Since time.Duration
+}
+
+// Events yields events in the order of the bus until ctx ends or the loop is
+// left. Without Since, what happens while the connection is down is not seen;
+// with it nothing is lost. The subscription stands when Events returns.
+//
+// Errors: ErrInvalid, ErrDenied.
+func (c *Client) Events(ctx context.Context, f EventFilter) (iter.Seq2[Event, error], error) {
+	subject, err := c.eventSubject(f)
+	if err != nil {
+		return nil, err
+	}
+	if f.Since > 0 {
+		return c.stored(ctx, subject, f.Since)
+	}
+	sub, err := c.nc.SubscribeSync(subject)
+	if err != nil {
+		return nil, wrap("subscribe to events", err)
+	}
+	if err := c.nc.FlushWithContext(deadline(ctx)); err != nil {
+		return nil, wrap("subscribe to events", err)
+	}
+	return func(yield func(Event, error) bool) {
+		defer func() { _ = sub.Unsubscribe() }()
+		for {
+			msg, err := sub.NextMsgWithContext(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(Event{}, wrap("read events", err))
+				return
+			}
+			if e, ok := EventOf(msg.Subject, msg.Header, msg.Data); ok && !yield(e, nil) {
+				return
+			}
+		}
+	}, nil
+}
+
+// deadline gives Flush the deadline that it insists on.
+func deadline(ctx context.Context) context.Context {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx
+	}
+	d, cancel := context.WithTimeout(ctx, 10*time.Second)
+	context.AfterFunc(d, cancel)
+	return d
+}
+
+func (c *Client) eventSubject(f EventFilter) (string, error) {
+	const op = "select events"
+	tenant := f.Tenant
+	if c.me.Role == subjects.RoleFrontend {
+		if tenant != "" && tenant != string(c.me.Tenant) {
+			return "", &Error{Op: op, Kind: errkind.Denied, Reason: "a frontend sees only the events of its own tenant, " + string(c.me.Tenant)}
+		}
+		if f.Since > 0 {
+			return "", &Error{Op: op, Kind: errkind.Denied, Reason: "only an operator may read stored events"}
+		}
+		tenant = string(c.me.Tenant)
+	}
+	for _, tok := range []string{tenant, f.Session, f.Event} {
+		if tok != "" && !ids.IsToken(tok) {
+			return "", invalid(op, "%q is no tenant, session key or event name", tok)
+		}
+	}
+	return subjects.Prefix + "session." + or(tenant, "*") + "." + or(f.Session, "*") + "." + or(f.Event, "*"), nil
+}
+
+// stored reads the stream itself through an ordered consumer.
+func (c *Client) stored(ctx context.Context, subject string, since time.Duration) (iter.Seq2[Event, error], error) {
+	const op = "read stored events"
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return nil, wrap(op, err)
+	}
+	start := time.Now().Add(-since)
+	cons, err := js.OrderedConsumer(ctx, "BERTH_SESSIONS", jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
+	if err != nil {
+		return nil, wrap(op, err)
+	}
+	it, err := cons.Messages()
+	if err != nil {
+		return nil, wrap(op, err)
+	}
+	return func(yield func(Event, error) bool) {
+		defer it.Stop()
+		for {
+			msg, err := it.Next(jetstream.NextContext(ctx))
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(Event{}, wrap(op, err))
+				return
+			}
+			if e, ok := EventOf(msg.Subject(), msg.Headers(), msg.Data()); ok && !yield(e, nil) {
+				return
+			}
+		}
+	}, nil
+}
+
+// EventOf reads a message of the stream BERTH_SESSIONS; ok is false for a
+// subject of another kind.
+func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
+	s, err := subjects.ParseSession(subject)
+	if err != nil {
+		return Event{}, false
+	}
+	e = Event{Tenant: string(s.Tenant), Session: string(s.Session), Name: s.Event, Raw: data}
+	if t, err := time.Parse(time.RFC3339Nano, h.Get("ce-time")); err == nil {
+		e.Time = t
+	}
+	body := eventBody(s.Event)
+	if body == nil || decode(&nats.Msg{Header: h, Data: data}, body) != nil {
+		return e, true
+	}
+	e.Body = body
+	switch b := body.(type) {
+	case *schedulerv1.Event:
+		e.Revision, e.State = b.GetRevision(), stateWord(b.GetState())
+		e.at(b.GetAt())
+	case *hostv1.Event:
+		e.at(b.GetAt())
+	}
+	return e, true
+}
+
+func (e *Event) at(t *timestamppb.Timestamp) {
+	if t.IsValid() && t.GetSeconds() > 0 {
+		e.Time = t.AsTime()
+	}
+}
+
+func stateWord(s corev1.State) State { return stateOf(s) }
+
+// eventBody makes an empty message for an event of the catalogue.
+func eventBody(name string) proto.Message {
+	switch name {
+	case "resume":
+		return &lifecyclev1.Resume{}
+	case "refused":
+		return &lifecyclev1.Refused{}
+	case "idle":
+		return &lifecyclev1.Idle{}
+	case "expiring":
+		return &lifecyclev1.Expiring{}
+	case "expire":
+		return &lifecyclev1.Expire{}
+	case "quota", "oom", "exited":
+		return &hostv1.Event{}
+	}
+	for i := range subjects.Events {
+		if e := subjects.Events[i]; e.Owner == "scheduler" && e.Stream == "BERTH_SESSIONS" && e.Name == name {
+			return &schedulerv1.Event{}
+		}
+	}
+	return nil
+}
+
+// progress calls f with the events of the session that the request id names.
+// The key is learned from the first event that tells the id.
+func (c *Client) progress(id ids.RequestID, f func(Event)) (stop func(), err error) {
+	subject, err := c.eventSubject(EventFilter{})
+	if err != nil {
+		return nil, err
+	}
+	var key string
+	pending := map[string][]Event{} // of sessions that may turn out to be ours
+	sub, err := c.nc.Subscribe(subject, func(msg *nats.Msg) {
+		e, ok := EventOf(msg.Subject, msg.Header, msg.Data)
+		switch {
+		case !ok:
+		case key == "" && e.RequestID() == string(id):
+			key = e.Session
+			for _, before := range pending[key] {
+				f(before)
+			}
+			pending = nil
+			f(e)
+		case key == e.Session:
+			f(e)
+		case key == "" && len(pending[e.Session]) < 16 && len(pending) < 256:
+			pending[e.Session] = append(pending[e.Session], e)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	drained := make(chan struct{})
+	sub.SetClosedHandler(func(string) { close(drained) })
+	return func() {
+		if sub.Drain() == nil {
+			select {
+			case <-drained:
+			case <-time.After(time.Second):
+			}
+		}
+	}, nil
+}

@@ -1,0 +1,97 @@
+package sdktest
+
+import (
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// operator answers what only operators may ask.
+func (s *Server) operator(m *nats.Msg) {
+	call, err := subjects.ParseRPC(m.Subject)
+	if err != nil || call.Service != "scheduler" {
+		return
+	}
+	s.mu.Lock()
+	out, err := s.scheduler(call.Method, m)
+	s.mu.Unlock()
+	if err != nil {
+		f := wire(err)
+		kind := errkind.Internal
+		for _, i := range errkind.All() {
+			if i.Name == f.Kind {
+				kind = i.Kind
+			}
+		}
+		_ = m.RespondMsg(&nats.Msg{Header: nats.Header{"Nats-Service-Error-Code": {strconv.Itoa(int(kind))}, "Nats-Service-Error": {f.Reason}}})
+		return
+	}
+	s.reply(m, out)
+}
+
+func (s *Server) scheduler(method string, m *nats.Msg) (proto.Message, error) {
+	ct := m.Header.Get("Content-Type")
+	switch method {
+	case "show":
+		req := &schedulerv1.ShowRequest{}
+		if err := decode(ct, m.Data, req); err != nil {
+			return nil, fault{errkind.Invalid, err.Error()}
+		}
+		x := s.sessions[req.GetSession()]
+		if x == nil {
+			return nil, fault{errkind.NotFound, "there is no session " + req.GetSession()}
+		}
+		return &schedulerv1.ShowReply{Record: x.record()}, nil
+	case "list":
+		req := &schedulerv1.ListRequest{}
+		if err := decode(ct, m.Data, req); err != nil {
+			return nil, fault{errkind.Invalid, err.Error()}
+		}
+		return s.list(req), nil
+	case "hosts":
+		out := &schedulerv1.HostRecord{Host: string(hostID), Boot: "boot1", Tiers: []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR},
+			Capacity: &corev1.Limits{CpuMillis: 2000, MemoryBytes: 4 << 30, Pids: 4096, DiskBytes: 100 << 30}, Zone: "z1", Alive: true}
+		for _, x := range s.sessions {
+			if x.state == corev1.State_STATE_ACTIVE {
+				out.Active++
+			}
+			if x.state != corev1.State_STATE_DELETED {
+				out.Sessions++
+			}
+		}
+		return &schedulerv1.HostsReply{Hosts: []*schedulerv1.HostRecord{out}}, nil
+	}
+	return nil, fault{errkind.Unimplemented, "the fake does not have scheduler." + method}
+}
+
+func (s *Server) list(req *schedulerv1.ListRequest) *schedulerv1.ListReply {
+	limit := int(req.GetLimit())
+	if limit == 0 {
+		limit = 100
+	}
+	out := &schedulerv1.ListReply{}
+	for _, x := range s.sorted() {
+		if req.GetTenant() != "" && req.GetTenant() != x.tenant || x.key <= req.GetAfter() || x.state == corev1.State_STATE_DELETED && !req.GetDeleted() {
+			continue
+		}
+		if len(out.Records) == limit {
+			out.Next = out.Records[limit-1].GetSession().GetSession()
+			break
+		}
+		out.Records = append(out.Records, x.record())
+	}
+	return out
+}
+
+func (x *session) record() *schedulerv1.SessionRecord {
+	return &schedulerv1.SessionRecord{Session: x.ref(), State: x.state, Revision: x.revision, Host: string(hostID), Manifest: x.manifest,
+		Terms: x.terms, Actor: &corev1.Actor{Tenant: x.tenant, Issuer: Issuer, Subject: x.subject, Frontend: Frontend}, SessionName: x.name,
+		CreatedAt: timestamppb.New(x.created), ChangedAt: timestamppb.New(x.changed), LastWake: x.timing, Origin: corev1.Origin_ORIGIN_CREATED}
+}

@@ -1,0 +1,153 @@
+package sdk
+
+import (
+	"strings"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+)
+
+// Tier is an isolation wall.
+type Tier string
+
+// The tiers, weakest first.
+const (
+	Container Tier = "container"
+	GVisor    Tier = "gvisor"
+	Kata      Tier = "kata"
+	MicroVM   Tier = "microvm"
+	Wasm      Tier = "wasm"
+)
+
+// Persistence says what outlives the compute.
+type Persistence string
+
+// Durable is the default: the disk is kept while the session sleeps. An
+// Ephemeral session is deleted when it is closed or idle.
+const (
+	Durable   Persistence = "durable"
+	Ephemeral Persistence = "ephemeral"
+)
+
+// State is where a session stands.
+type State string
+
+// The states. Active and Asleep are where a session rests.
+const (
+	New      State = "new"
+	Waking   State = "waking"
+	Active   State = "active"
+	Sleeping State = "sleeping"
+	Asleep   State = "asleep"
+	Paused   State = "paused"
+	Failed   State = "failed"
+	Deleting State = "deleting"
+	Deleted  State = "deleted"
+)
+
+// Origin says what an open found.
+type Origin string
+
+// The origins: a blank disk; the newest disk, whole; an older disk; a session
+// that was awake already.
+const (
+	Created  Origin = "created"
+	Resumed  Origin = "resumed"
+	Restored Origin = "restored"
+	Joined   Origin = "joined"
+)
+
+// Limits of a sandbox.
+type Limits struct {
+	CPUMillis   uint32 // thousandths of a core
+	MemoryBytes uint64
+	PIDs        uint32
+	DiskBytes   uint64 // the quota
+}
+
+// Place states what the sandbox is right now. The same text is in the sandbox
+// as /run/berth/session.json.
+type Place struct {
+	Tier        Tier
+	Limits      Limits
+	Persists    string        // what outlives the compute, in words
+	Idle        time.Duration // it falls asleep after so long without activity
+	Network     string        // "none" in this release
+	Template    string
+	SessionName string
+	ImageDigest string
+}
+
+// Step is one timed part of an open.
+type Step struct {
+	Name  string // dotted, for example "host.disk.attach"
+	Start time.Duration
+	Took  time.Duration
+}
+
+// Timing is the time of every step of an open. The steps may overlap.
+type Timing struct {
+	Total time.Duration
+	Steps []Step
+}
+
+// Status is what a user may know of a session of their own.
+type Status struct {
+	Key         string
+	Name        string
+	Generation  string
+	Epoch       string
+	State       State
+	Template    string
+	Tier        Tier
+	Persistence Persistence
+	Idle        time.Duration
+	Retention   time.Duration
+	ChangedAt   time.Time
+}
+
+// word turns an enum of the wire into its word: TIER_GVISOR is "gvisor".
+func word(name, prefix string) string {
+	w := strings.ToLower(strings.TrimPrefix(name, prefix))
+	if w == "unspecified" {
+		return ""
+	}
+	return w
+}
+
+func tierOf(t corev1.Tier) Tier       { return Tier(word(t.String(), "TIER_")) }
+func stateOf(s corev1.State) State    { return State(word(s.String(), "STATE_")) }
+func originOf(o corev1.Origin) Origin { return Origin(word(o.String(), "ORIGIN_")) }
+func persistenceOf(p corev1.Persistence) Persistence {
+	return Persistence(word(p.String(), "PERSISTENCE_"))
+}
+
+func limitsOf(l *corev1.Limits) Limits {
+	return Limits{l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes()}
+}
+
+func placeOf(p *identityv1.Place) Place {
+	return Place{Tier: Tier(p.GetTier()), Limits: limitsOf(p.GetLimits()), Persists: p.GetPersists(),
+		Idle: p.GetIdle().AsDuration(), Network: p.GetNetwork(), Template: p.GetTemplate(),
+		SessionName: p.GetSessionName(), ImageDigest: p.GetImageDigest()}
+}
+
+func timingOf(t *corev1.Timing) Timing {
+	out := Timing{Total: t.GetTotal().AsDuration()}
+	for _, s := range t.GetSteps() {
+		out.Steps = append(out.Steps, Step{s.GetName(), s.GetStart().AsDuration(), s.GetTook().AsDuration()})
+	}
+	return out
+}
+
+func statusOf(s *identityv1.SessionStatus) Status {
+	t := s.GetTerms()
+	return Status{
+		Key: s.GetSession().GetSession(), Name: s.GetSessionName(),
+		Generation: stamp(s.GetSession().GetGeneration()), Epoch: stamp(s.GetSession().GetEpoch()),
+		State: stateOf(s.GetState()), Template: t.GetTemplate(), Tier: tierOf(t.GetTier()),
+		Persistence: persistenceOf(t.GetPersistence()), Idle: t.GetIdle().AsDuration(),
+		Retention: t.GetRetention().AsDuration(), ChangedAt: s.GetChangedAt().AsTime(),
+	}
+}
