@@ -195,7 +195,7 @@ var Methods = []Method{
 	{"scheduler", "commit_manifest", []Who{AnyHost}, "Moves a manifest head by compare-and-swap."},
 	{"scheduler", "report", []Who{AnyHost}, "What a host holds and what ended by itself."},
 	{"scheduler", "show", []Who{"lifecycle", "credentials", AnOperator}, "One session."},
-	{"scheduler", "list", []Who{"lifecycle", "identity", AnOperator}, "Sessions."},
+	{"scheduler", "list", []Who{"lifecycle", AnOperator}, "Sessions."},
 	{"scheduler", "hosts", []Who{"lifecycle", AnOperator}, "Hosts."},
 	{"credentials", "mint", []Who{"identity"}, "Mints a grant."},
 	{"credentials", "renew", []Who{"identity"}, "Renews a grant."},
