@@ -1,0 +1,283 @@
+package credentials
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/auditlog"
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/keyfile"
+	"github.com/berth-dev/berth/internal/sealbox"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/credentials/internal/core"
+	"github.com/berth-dev/berth/services/credentials/internal/vault"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	tickEvery    = 10 * time.Second
+	compactEvery = time.Hour
+	startWait    = 30 * time.Second
+)
+
+// service is running credentials.
+type service struct {
+	cfg   Config
+	conn  *bus.Conn
+	log   *slog.Logger
+	store store
+	box   *sealbox.Key
+	audit *auditlog.Log
+	rpc   *bus.Service
+	stop  context.CancelFunc
+	done  chan struct{}
+
+	mu       sync.Mutex
+	state    core.State
+	secrets  map[ids.KeyID]ed25519.PrivateKey
+	verifier *grant.Verifier // nil: make it again
+}
+
+// Run runs the service until ctx ends and calls ready once it has a signing
+// key and answers; conn must be logged in as credentials.
+func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, ready func()) error {
+	s, err := start(ctx, cfg, conn, log)
+	if err != nil {
+		return err
+	}
+	ready()
+	<-ctx.Done()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	return s.end(stop)
+}
+
+func start(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	platform, err := keyfile.Open(filepath.Join(cfg.KeyDir, "credentials-platform.json"))
+	if err != nil {
+		return nil, err
+	}
+	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, "credentials-curve.json"))
+	if err != nil {
+		return nil, err
+	}
+	s := &service{cfg: cfg, conn: conn, log: log, done: make(chan struct{})}
+	s.state = core.NewState(core.Policy{TTL: cfg.GrantTTL, MaxAuth: cfg.MaxSinceToken, Rotate: cfg.RotateKeys, Ahead: cfg.PublishAhead})
+	if s.box, err = sealbox.New(curve.Newest().Secret); err != nil {
+		return nil, err
+	}
+	starting, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	if s.store.records, err = vault.Open(starting, conn, "BERTH_CREDENTIALS", platform); err != nil {
+		return nil, err
+	}
+	if s.store.dataKeys, err = vault.Open(starting, conn, "BERTH_DATAKEYS", platform); err != nil {
+		return nil, err
+	}
+	if s.secrets, s.state.Keys, s.state.Revoked, err = s.store.load(starting); err != nil {
+		return nil, err
+	}
+	s.audit = auditlog.New(conn, s.log)
+	if err := s.begin(starting, ctx); err != nil {
+		s.audit.Close(starting)
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *service) begin(starting, ctx context.Context) (err error) {
+	if err := s.tick(starting); err != nil {
+		return err
+	}
+	if s.rpc, err = s.conn.Serve(ctx, bus.ServiceConfig{Name: "credentials", Description: "grants, signing keys and data keys", Limit: s.cfg.Limit}); err != nil {
+		return err
+	}
+	err = errors.Join(
+		bus.Handle(s.rpc, "mint", s.mint), bus.Handle(s.rpc, "renew", s.renew), bus.Handle(s.rpc, "revoke", s.revoke),
+		bus.Handle(s.rpc, "datakey", s.dataKey), bus.Handle(s.rpc, "jwks", s.jwks), s.rpc.HandleRetry(),
+		s.conn.NATS().FlushWithContext(starting)) // ready means that the server knows the subjects
+	if err != nil {
+		return errors.Join(err, s.rpc.Stop(starting))
+	}
+	var life context.Context
+	life, s.stop = context.WithCancel(ctx)
+	go s.keepTime(life)
+	return nil
+}
+
+// end answers what is under way, writes the audit records and returns.
+func (s *service) end(ctx context.Context) error {
+	s.stop()
+	<-s.done
+	err := s.rpc.Stop(ctx)
+	s.audit.Close(ctx)
+	return err
+}
+
+// keepTime rotates keys and forgets what is over.
+func (s *service) keepTime(ctx context.Context) {
+	defer close(s.done)
+	tick, compact := time.NewTicker(tickEvery), time.NewTicker(compactEvery)
+	defer tick.Stop()
+	defer compact.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			err = s.tick(ctx)
+		case <-compact.C:
+			err = errors.Join(s.store.records.Compact(ctx), s.store.dataKeys.Compact(ctx))
+		}
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("upkeep of keys and revocations failed; it is tried again", "error", err)
+		}
+	}
+}
+
+func (s *service) tick(ctx context.Context) error {
+	cmds, err := s.decide(core.Tick{})
+	if err != nil {
+		return err
+	}
+	for _, c := range cmds {
+		switch c := c.(type) {
+		case core.MakeKey:
+			err = errors.Join(err, s.makeKey(ctx, c.Key))
+		case core.DropKey:
+			err = errors.Join(err, s.store.dropSigningKey(ctx, c.ID))
+			s.forget(c.ID)
+		case core.DropRevocation:
+			err = errors.Join(err, s.store.dropRevocation(ctx, c.Generation))
+		}
+	}
+	return err
+}
+
+func (s *service) makeKey(ctx context.Context, want core.SigningKey) error {
+	key, secret, err := s.store.makeSigningKey(ctx, want)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.secrets[key.ID] = secret
+	s.mu.Unlock()
+	cmds, err := s.decide(core.KeyMade{Key: key})
+	if err != nil {
+		return err
+	}
+	s.record(ctx, cmds)
+	return nil
+}
+
+func (s *service) forget(id ids.KeyID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.secrets, id)
+}
+
+// decide applies an event to the state.
+func (s *service) decide(ev core.Event) ([]core.Command, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next, cmds, err := core.Decide(s.state, ev, time.Now())
+	s.state = next
+	switch ev.(type) {
+	case core.KeyMade, core.Revoke, core.Tick:
+		s.verifier = nil
+	}
+	return cmds, err
+}
+
+// check returns the verifier of the keys and revocations of now.
+func (s *service) check() (*grant.Verifier, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.verifier != nil {
+		return s.verifier, nil
+	}
+	revoked := make([]grant.Revocation, 0, len(s.state.Revoked))
+	for g, until := range s.state.Revoked {
+		revoked = append(revoked, grant.Revocation{Tenant: g.Tenant, Session: g.Session, Generation: g.Generation, Until: until})
+	}
+	v, err := grant.NewVerifier(s.keySet(), revoked)
+	s.verifier = v
+	return v, err
+}
+
+// keySet is the RFC 7517 key set; the lock is held.
+func (s *service) keySet() []byte {
+	set := struct {
+		Keys []grant.JWK `json:"keys"`
+	}{[]grant.JWK{}}
+	for _, k := range s.state.Keys {
+		secret := s.secrets[k.ID]
+		if secret == nil {
+			continue
+		}
+		set.Keys = append(set.Keys, grant.JWK{KeyType: "OKP", Curve: "Ed25519", KeyID: string(k.ID), Use: "sig", Alg: "EdDSA",
+			X: base64.RawURLEncoding.EncodeToString(secret.Public().(ed25519.PublicKey))})
+	}
+	raw, _ := json.Marshal(set) // cannot fail: strings only
+	return raw
+}
+
+// jwks answers with the key set. A frontend hears of its own tenant's
+// revocations only.
+func (s *service) jwks(_ context.Context, r bus.Request, _ *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply := &credentialsv1.JwksReply{Jwks: s.keySet(), CurveKey: s.box.Public()}
+	for g, until := range s.state.Revoked {
+		if r.Caller.Role == subjects.RoleFrontend && r.Caller.Tenant != g.Tenant {
+			continue
+		}
+		reply.Revoked = append(reply.Revoked, &credentialsv1.RevokedGeneration{
+			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(until),
+			Generation: &corev1.Stamp{Incarnation: g.Generation.Incarnation, Index: g.Generation.Index},
+		})
+	}
+	return reply, nil
+}
+
+// record queues the audit records among cmds.
+func (s *service) record(ctx context.Context, cmds []core.Command) {
+	for _, c := range cmds {
+		a, ok := c.(core.Audit)
+		if !ok {
+			continue
+		}
+		body := &credentialsv1.Audit{
+			Session: refOf(a.Session), What: a.What, GrantId: a.GrantID, At: timestamppb.Now(), Reason: a.Reason,
+			Actor: &corev1.Actor{Tenant: string(a.Actor.Tenant), Issuer: a.Actor.Issuer, Subject: a.Actor.Subject, Frontend: string(a.Actor.Frontend)},
+		}
+		if !a.Expires.IsZero() {
+			body.ExpiresAt = timestamppb.New(a.Expires)
+		}
+		s.audit.Record(ctx, subjects.Audit("credentials", a.Session.Tenant, a.Session.Session), body)
+	}
+}
+
+func refOf(s core.Session) *corev1.SessionRef {
+	if s.Session == "" {
+		return nil
+	}
+	return &corev1.SessionRef{Tenant: string(s.Tenant), Session: string(s.Session),
+		Generation: &corev1.Stamp{Incarnation: s.Generation.Generation.Incarnation, Index: s.Generation.Generation.Index},
+		Epoch:      &corev1.Stamp{Incarnation: s.Epoch.Incarnation, Index: s.Epoch.Index}}
+}
