@@ -94,7 +94,8 @@ func NewConfig(dir string) Config {
 	}
 }
 
-func (c Config) check() error {
+// Validate says in one sentence what is wrong.
+func (c Config) Validate() error {
 	switch {
 	case c.Dir == "":
 		return fmt.Errorf("scheduler: no state folder is configured")

@@ -20,7 +20,7 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn) error {
 		cfg.Log = slog.Default()
 	}
 	cfg.Log = cfg.Log.With("service", "scheduler")
-	if err := cfg.check(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	rep, err := replica.Open(cfg.replica())

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
@@ -14,6 +15,8 @@ import (
 
 // requests of one method that may run, and mostly wait, at once.
 const requestLimit = 4096
+
+const flushTime = 5 * time.Second
 
 // serve registers the methods of the scheduler. Who may call what is the
 // catalogue's word, checked by the bus before a handler runs.
@@ -39,6 +42,11 @@ func (l *leader) serve(ctx context.Context) (*bus.Service, error) {
 			_ = svc.Stop(ctx)
 			return nil, err
 		}
+	}
+	// Only now may a caller be told that the scheduler serves.
+	if err := l.conn.NATS().FlushTimeout(flushTime); err != nil {
+		_ = svc.Stop(ctx)
+		return nil, errs.E("serve", errkind.Unavailable, "scheduler", err)
 	}
 	return svc, nil
 }

@@ -100,6 +100,9 @@ func defaults(cfg Config) Config {
 	}
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = 250 * time.Millisecond
+		if cfg.Bind == "" { // alone: nobody to wait for
+			cfg.Heartbeat = 20 * time.Millisecond
+		}
 	}
 	if cfg.SnapshotThreshold == 0 {
 		cfg.SnapshotThreshold = 100_000

@@ -1,0 +1,364 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const testHost ids.Host = "h1"
+
+// box is what the fake host has of one session.
+type box struct {
+	generation, epoch, running string
+	manifest                   string
+	disk                       bool
+}
+
+// fakeHost is a host in memory on the real subjects. It keeps the contract:
+// exact epochs, manifests committed before a sleep is acknowledged.
+type fakeHost struct {
+	conn *bus.Conn
+	boot string
+
+	mu       sync.Mutex
+	boxes    map[string]*box
+	wakes    int
+	busy     bool
+	gate     map[string]chan struct{} // blocks a method until closed
+	fail     map[string]error
+	reached  chan string
+	manifest int
+}
+
+func newFakeHost(t *testing.T, w *world, boot string) *fakeHost {
+	h := &fakeHost{conn: w.host, boot: boot, boxes: map[string]*box{}, gate: map[string]chan struct{}{}, fail: map[string]error{}, reached: make(chan string, 64)}
+	svc, err := h.conn.Serve(bustest.Context(t), bus.ServiceConfig{Name: "host"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{bus.Handle(svc, "wake", h.wake), bus.Handle(svc, "sleep", h.sleep), bus.Handle(svc, "delete", h.delete)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func key(r *corev1.SessionRef) (string, string) {
+	return generationOf(r.GetGeneration()).String(), epochOf(r.GetEpoch()).String()
+}
+
+// pass tells the test that a method was reached and waits for its gate.
+func (h *fakeHost) pass(ctx context.Context, method string) error {
+	select {
+	case h.reached <- method:
+	default:
+	}
+	h.mu.Lock()
+	g, err := h.gate[method], h.fail[method]
+	h.mu.Unlock()
+	if g != nil {
+		select {
+		case <-g:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return err
+}
+
+func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeRequest) (*hostv1.WakeReply, error) {
+	if err := h.pass(ctx, "wake"); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.wakes++
+	g, e := key(r.GetSession())
+	b := h.boxes[r.GetSession().GetSession()]
+	origin := corev1.Origin_ORIGIN_RESUMED
+	switch {
+	case b == nil || b.generation != g:
+		if !r.GetFresh() {
+			return nil, errs.E("fake wake", errkind.DataLoss, "", "no disk of it here")
+		}
+		b = &box{generation: g}
+		h.boxes[r.GetSession().GetSession()] = b
+		origin = corev1.Origin_ORIGIN_CREATED
+	case r.GetFresh():
+		origin = corev1.Origin_ORIGIN_CREATED
+	}
+	b.epoch, b.running, b.disk = e, e, true
+	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
+		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
+}
+
+func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequest) (*hostv1.SleepReply, error) {
+	if err := h.pass(ctx, "sleep"); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	_, e := key(r.GetSession())
+	b := h.boxes[r.GetSession().GetSession()]
+	switch {
+	case b != nil && b.epoch == e && b.running == "" && b.manifest != "": // asked again
+		defer h.mu.Unlock()
+		return &hostv1.SleepReply{Manifest: &corev1.Manifest{Id: b.manifest}}, nil
+	case b == nil || b.running != e:
+		h.mu.Unlock()
+		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")
+	case h.busy && !r.GetForce():
+		h.mu.Unlock()
+		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.Now()}, nil
+	}
+	h.manifest++
+	m := &corev1.Manifest{Id: fmt.Sprint("m", h.manifest), Parent: r.GetParent(), ImageDigest: "sha256:abc", Host: testHost.String()}
+	h.mu.Unlock()
+	if _, err := bus.Invoke[*schedulerv1.CommitManifestReply](ctx, h.conn, "scheduler", "commit_manifest",
+		&schedulerv1.CommitManifestRequest{Session: r.GetSession(), Manifest: m}); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b.running, b.manifest = "", m.GetId()
+	return &hostv1.SleepReply{Manifest: m}, nil
+}
+
+func (h *fakeHost) delete(ctx context.Context, _ bus.Request, r *hostv1.DeleteRequest) (*hostv1.DeleteReply, error) {
+	if err := h.pass(ctx, "delete"); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g, _ := key(r.GetSession())
+	if b := h.boxes[r.GetSession().GetSession()]; b != nil && b.generation == g {
+		delete(h.boxes, r.GetSession().GetSession())
+	}
+	return &hostv1.DeleteReply{Removed: true}, nil
+}
+
+func (h *fakeHost) block(method string) (open func()) {
+	g := make(chan struct{})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gate[method] = g
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.gate[method] == g {
+			delete(h.gate, method)
+			close(g)
+		}
+	}
+}
+
+func (h *fakeHost) failing(method string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail[method] = err
+}
+
+func (h *fakeHost) setBusy(b bool) { h.mu.Lock(); defer h.mu.Unlock(); h.busy = b }
+
+func (h *fakeHost) await(t *testing.T, method string) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		select {
+		case m := <-h.reached:
+			if m == method {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("host.%s was not called within 10 s", method)
+		}
+	}
+}
+
+func (h *fakeHost) join(t *testing.T) *schedulerv1.JoinReply {
+	t.Helper()
+	r, err := bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
+		Host: testHost.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL},
+		Capacity: &corev1.Limits{CpuMillis: 2_000_000, MemoryBytes: 1 << 40}})
+	if err != nil {
+		t.Fatalf("join: %v", err)
+	}
+	return r
+}
+
+// world is a bus with a scheduler that can be killed and started again.
+type world struct {
+	t     *testing.T
+	bus   *bus.Embedded
+	dir   string
+	host  *bus.Conn
+	life  *bus.Conn
+	op    *bus.Conn
+	cfg   Config
+	stop  func()
+	creds *fakeCredentials
+}
+
+type fakeCredentials struct {
+	mu      sync.Mutex
+	revoked []string
+	fail    error
+}
+
+func (c *fakeCredentials) revoke(_ context.Context, _ bus.Request, r *credentialsv1.RevokeRequest) (*credentialsv1.RevokeReply, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fail != nil {
+		return nil, c.fail
+	}
+	g, _ := key(r.GetSession())
+	c.revoked = append(c.revoked, r.GetSession().GetSession()+" "+g)
+	return &credentialsv1.RevokeReply{}, nil
+}
+
+func newWorld(t *testing.T, change func(*Config)) *world {
+	w := &world{t: t, dir: t.TempDir(), creds: &fakeCredentials{}}
+	w.bus = bustest.Start(t, subjects.Host(testHost), subjects.Host("h2"))
+	w.host = bustest.Connect(t, w.bus, subjects.Host(testHost))
+	w.life = bustest.Connect(t, w.bus, subjects.Service("lifecycle"))
+	w.op = bustest.Connect(t, w.bus, subjects.Operator())
+	svc, err := bustest.Connect(t, w.bus, subjects.Service("credentials")).Serve(bustest.Context(t), bus.ServiceConfig{Name: "credentials"})
+	if err == nil {
+		err = bus.Handle(svc, "revoke", w.creds.revoke)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cfg = NewConfig(w.dir)
+	w.cfg.Log = bustest.Log(t)
+	w.cfg.RetryMin, w.cfg.RetryMax = 20*time.Millisecond, 200*time.Millisecond
+	w.cfg.TrimAfter = 100 * time.Millisecond
+	w.cfg.Fatal = func(err error) { t.Errorf("fatal: %v", err) }
+	if change != nil {
+		change(&w.cfg)
+	}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// start starts the scheduler on the same folder and waits until it serves.
+func (w *world) start() {
+	w.t.Helper()
+	conn, err := w.bus.Connect(bustest.Context(w.t), subjects.Service("scheduler"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, done := make(chan struct{}, 1), make(chan error, 1)
+	cfg := w.cfg
+	cfg.Ready = func() { ready <- struct{}{} }
+	go func() { done <- Run(ctx, cfg, conn) }()
+	select {
+	case <-ready:
+	case err := <-done:
+		w.t.Fatalf("scheduler ended: %v", err)
+	case <-time.After(20 * time.Second):
+		w.t.Fatal("scheduler does not serve after 20 s")
+	}
+	var once sync.Once
+	w.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				w.t.Errorf("scheduler ended: %v", err)
+			}
+			conn.Close()
+		})
+	}
+}
+
+func (w *world) restart() { w.t.Helper(); w.stop(); w.start() }
+
+func testKey(n int) ids.SessionKey {
+	return ids.DeriveSessionKey([]byte("k"), "https://issuer", "acme", fmt.Sprint("u", n), "default")
+}
+
+func admission(n int, request string) *corev1.Admission {
+	return &corev1.Admission{
+		Actor: &corev1.Actor{Tenant: "acme", Issuer: "https://issuer", Subject: fmt.Sprint("u", n), Frontend: "web"},
+		Terms: &corev1.Terms{Plan: "free", Template: "default", Tier: corev1.Tier_TIER_NULL,
+			Limits: &corev1.Limits{CpuMillis: 100, MemoryBytes: 1 << 20, Pids: 64, DiskBytes: 1 << 30},
+			Idle:   durationpb.New(15 * time.Minute), Retention: durationpb.New(720 * time.Hour),
+			Persistence: corev1.Persistence_PERSISTENCE_DURABLE},
+		RequestId: request, BodyHash: []byte("h"), StoredAt: timestamppb.Now(),
+		Deadline: timestamppb.New(time.Now().Add(20 * time.Second)),
+		Keys:     []string{testKey(n).String()}, SessionName: "default",
+	}
+}
+
+func (w *world) open(n int, request string) (*schedulerv1.WakeReply, error) {
+	return w.openWith(admission(n, request))
+}
+
+func (w *world) openWith(a *corev1.Admission) (*schedulerv1.WakeReply, error) {
+	return bus.Invoke[*schedulerv1.WakeReply](bustest.Context(w.t), w.life, "scheduler", "wake", &schedulerv1.WakeRequest{Admission: a})
+}
+
+func (w *world) close(n int, request string) (*schedulerv1.SleepReply, error) {
+	return bus.Invoke[*schedulerv1.SleepReply](bustest.Context(w.t), w.life, "scheduler", "sleep",
+		&schedulerv1.SleepRequest{Tenant: "acme", Session: testKey(n).String(), RequestId: request, Reason: "close"})
+}
+
+func (w *world) delete(n int, request string) (*schedulerv1.DeleteReply, error) {
+	return bus.Invoke[*schedulerv1.DeleteReply](bustest.Context(w.t), w.life, "scheduler", "delete",
+		&schedulerv1.DeleteRequest{Tenant: "acme", Session: testKey(n).String(), RequestId: request})
+}
+
+func (w *world) show(n int) *schedulerv1.SessionRecord {
+	w.t.Helper()
+	r, err := bus.Invoke[*schedulerv1.ShowReply](bustest.Context(w.t), w.op, "scheduler", "show",
+		&schedulerv1.ShowRequest{Tenant: "acme", Session: testKey(n).String()})
+	if err != nil {
+		w.t.Fatalf("show: %v", err)
+	}
+	return r.GetRecord()
+}
+
+// become waits until the session is in a state.
+func (w *world) become(n int, want corev1.State) *schedulerv1.SessionRecord {
+	w.t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		r := w.show(n)
+		if r.GetState() == want {
+			return r
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatalf("session is %s, wanted %s", r.GetState(), want)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func must[T proto.Message](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
