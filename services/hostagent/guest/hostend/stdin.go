@@ -126,6 +126,13 @@ func (s *stdinStream) write(ctx context.Context, offset uint64, p []byte) error 
 	return s.wait(ctx, func() bool { return s.taken >= end })
 }
 
+func (s *stdinStream) advance(sent uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = sent
+	s.changeLocked()
+}
+
 func (s *stdinStream) progress() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,13 +170,11 @@ func (s *stdinStream) sendSome(ctx context.Context, offset uint64, p []byte) (mo
 			return true, nil
 		}
 		at := sent - offset
+		s.advance(sent + n) // before sending: the answer may overtake us
 		if err := s.conn.send(ctx, wire.Frame{Type: wire.TypeData, Stream: s.id, Offset: sent, Payload: p[at : at+n]}); err != nil {
+			s.advance(sent) // it was not sent
 			return false, err
 		}
-		s.mu.Lock()
-		s.sent += n
-		s.changeLocked()
-		s.mu.Unlock()
 	}
 }
 

@@ -67,14 +67,33 @@ func (r *Reader) parse() (Item, verdict) {
 			r.r += size
 			return Item{Frame: frame}, whole
 		case broken:
-			r.hunting = true
-			return Item{}, broken
+			if r.sync < 0 && r.magicMayFollow() {
+				return Item{}, short
+			}
+			if r.sync < 0 {
+				r.hunting = true
+				return Item{}, broken
+			}
 		}
 		if r.sync < 0 {
 			return Item{}, short
 		}
 	}
 	return r.parseSync()
+}
+
+// magicMayFollow says whether the last bytes are the beginning of the magic. Then
+// what looks broken may be a half frame of a killed peer.
+func (r *Reader) magicMayFollow() bool {
+	if r.w-r.r > MaxFrame {
+		return false // a half frame is shorter
+	}
+	for n := min(len(magic)-1, r.w-r.r); n > 0; n-- {
+		if bytes.HasPrefix(magic[:], r.buf[r.w-n:r.w]) {
+			return true
+		}
+	}
+	return false
 }
 
 // parseSync discards up to the next valid sync record and takes it.
