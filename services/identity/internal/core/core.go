@@ -107,6 +107,8 @@ type Body struct {
 	Delete *identityv1.DeleteRequest
 	Renew  *identityv1.RenewRequest
 	Status *identityv1.StatusRequest
+	// Fault says why the body could not be decoded.
+	Fault string
 }
 
 // TokenGood: the signature of the token was verified with a key of its issuer.
@@ -170,7 +172,7 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 		s.Asked = e
 		s, cmds, err = asked(s)
 	case TokenGood:
-		s, cmds, err = tokenGood(s, e.Token, now)
+		s, cmds, err = tokenGood(s, e.Token)
 	case TokenBad:
 		err = refuse(e.Kind, "%s", e.Reason)
 	case Awake:
@@ -222,7 +224,7 @@ func (s State) audit(err error, now time.Time) Audit {
 	return Audit{rec}
 }
 
-func tokenGood(s State, tok Token, now time.Time) (State, []Command, error) {
+func tokenGood(s State, tok Token) (State, []Command, error) {
 	entry, err := s.match(tok)
 	if err != nil {
 		return s, nil, err
@@ -253,7 +255,7 @@ func tokenGood(s State, tok Token, now time.Time) (State, []Command, error) {
 	}
 	switch s.Asked.Verb {
 	case Renew:
-		return s, []Command{CallRenew{Actor: actor, Verified: now, Expires: tok.Expires}}, nil
+		return s, []Command{CallRenew{Actor: actor, Verified: s.Asked.StoredAt, Expires: tok.Expires}}, nil
 	case Status:
 		return s, []Command{CallList{actor}}, nil
 	}

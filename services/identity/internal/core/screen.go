@@ -130,6 +130,9 @@ func screenEnvelope(a Asked) error {
 
 func screenBody(a Asked) (ids.SessionName, error) {
 	b := a.Body
+	if b.Fault != "" {
+		return "", refuse(errkind.Invalid, "%s", b.Fault)
+	}
 	switch a.Verb {
 	case Open:
 		if err := screenOpen(b.Open); err != nil {
@@ -160,6 +163,17 @@ func sessionName(s string) (ids.SessionName, error) {
 	return name, nil
 }
 
+// defaultWait is how long an open waits for capacity unless it says.
+const defaultWait = time.Minute
+
+// Wait is how long an open waits for capacity, as it asked or by default.
+func Wait(o *identityv1.OpenRequest) time.Duration {
+	if d := o.GetWait().AsDuration(); d > 0 {
+		return min(d, maxWait)
+	}
+	return defaultWait
+}
+
 func screenOpen(o *identityv1.OpenRequest) error {
 	if t := o.GetTemplate(); t != "" {
 		if _, err := ids.ParseTemplate(t); err != nil {
@@ -177,8 +191,8 @@ func screenOpen(o *identityv1.OpenRequest) error {
 	if _, ok := corev1.Tier_name[int32(o.GetMinTier())]; !ok {
 		return refuse(errkind.Invalid, "there is no such isolation tier")
 	}
-	if w := o.GetWait(); w != nil && (w.CheckValid() != nil || w.AsDuration() < 0 || w.AsDuration() > maxWait) {
-		return refuse(errkind.Invalid, "the time to wait for capacity must lie between 0 and %s", maxWait)
+	if w := o.GetWait(); w != nil && (w.CheckValid() != nil || w.AsDuration() <= 0 || w.AsDuration() > maxWait) {
+		return refuse(errkind.Invalid, "the time to wait for capacity must be more than 0 and at most %s", maxWait)
 	}
 	if o.GetBudgetReservation() != "" {
 		return refuse(errkind.Refused, "budget reservations are not offered in this release")

@@ -1,0 +1,128 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/auditlog"
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/keyfile"
+	"github.com/berth-dev/berth/internal/sealbox"
+	"github.com/berth-dev/berth/services/identity/internal/core"
+	"github.com/berth-dev/berth/services/identity/internal/tokens"
+)
+
+const (
+	startWait = 30 * time.Second
+	stopWait  = 10 * time.Second
+	// longest is a little more than the longest wait for capacity.
+	longest = 11 * time.Minute
+)
+
+type service struct {
+	conn   *bus.Conn
+	log    *slog.Logger
+	policy core.Policy
+	tokens *tokens.Verifier
+	curve  []*sealbox.Key // open requests; newest first
+	box    *sealbox.Key   // seals answers and speaks with credentials; lives as long as the process
+	audit  *auditlog.Log
+
+	rpc     *bus.Service
+	durable *bus.Consumer
+
+	mu       sync.Mutex
+	credsKey string // curve key of credentials
+}
+
+// Run runs the service until ctx ends and calls ready once both doors are
+// open; conn must be logged in as identity.
+func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, ready func()) error {
+	s, err := newService(cfg, conn, log)
+	if err != nil {
+		return err
+	}
+	s.audit = auditlog.New(conn, log)
+	err = s.openDoors(ctx, cfg)
+	if err == nil {
+		ready()
+		<-ctx.Done()
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
+	defer cancel()
+	if s.durable != nil {
+		s.durable.Stop(stop)
+	}
+	if s.rpc != nil {
+		err = errors.Join(err, s.rpc.Stop(stop))
+	}
+	s.audit.Close(stop)
+	return err
+}
+
+func newService(cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &service{conn: conn, log: log}
+	entries, issuers, err := cfg.registry()
+	if err != nil {
+		return nil, err
+	}
+	s.policy.Entries = entries
+	if s.tokens, err = tokens.New(issuers, nil); err != nil {
+		return nil, err
+	}
+	derive, err := keyfile.Open(filepath.Join(cfg.KeyDir, "identity-session.json"))
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range derive {
+		s.policy.SessionKeys = append(s.policy.SessionKeys, k.Secret)
+	}
+	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, "identity-curve.json"))
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range curve {
+		key, err := sealbox.New(k.Secret)
+		if err != nil {
+			return nil, err
+		}
+		s.curve = append(s.curve, key)
+	}
+	s.box, err = sealbox.Random()
+	return s, err
+}
+
+func (s *service) openDoors(ctx context.Context, cfg Config) (err error) {
+	starting, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	s.rpc, err = s.conn.Serve(ctx, bus.ServiceConfig{Name: "identity", Description: "who is asking", Limit: cfg.Limit})
+	if err != nil {
+		return err
+	}
+	for _, verb := range []string{core.Open, core.Close, core.Delete, core.Renew, core.Status} {
+		if err := s.rpc.HandleRaw(verb, s.direct); err != nil {
+			return err
+		}
+	}
+	if err := s.rpc.HandleRaw("keys", s.keys); err != nil {
+		return err
+	}
+	spec := bus.Spec("identity-requests", cfg.Workers)
+	spec.Timeout = longest
+	if s.durable, err = s.conn.Consume(ctx, spec, func(ctx context.Context, m *bus.Msg) error {
+		return s.stored(ctx, m, spec.MaxDeliver)
+	}); err != nil {
+		return err
+	}
+	if err := s.rpc.HandleRetry(s.durable); err != nil {
+		return err
+	}
+	return s.conn.NATS().FlushWithContext(starting) // ready means that the server knows the subjects
+}
