@@ -5,11 +5,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/tools/berth/upproc"
+	"github.com/berth-dev/berth/tools/residue"
 )
 
 // user is one person of one tenant with a session of their own.
@@ -29,15 +30,15 @@ type demo struct {
 	keep     bool
 
 	dir      string
-	up       *upProcess
-	before   residue // of the host with berth up and no session
+	up       *upproc.Process
+	before   residue.Residue // of the host with berth up and no session
 	users    []*user
 	timeline []string
 	events   *eventLog
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
-	clean := takeResidue("")
+	clean := residue.Take()
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
@@ -63,22 +64,16 @@ func (d *demo) begin(ctx context.Context) error {
 	d.dir = dir
 	d.say("starting berth up in %s", dir)
 	began := time.Now()
-	if d.up, err = startUp(ctx, dir, d.idle); err != nil {
+	if d.up, err = upproc.Start(ctx, upproc.Options{Bin: "bin/berth", Dir: dir, Args: []string{"--idle", d.idle.String()}}); err != nil {
 		return err
 	}
 	d.took("berth up until ready", time.Since(began))
-	d.before = takeResidue(dir)
-	if d.events, err = followEvents(ctx, filepath.Join(dir, "clients", "operator.json")); err != nil {
+	d.before = residue.Take()
+	if d.events, err = followEvents(ctx, d.up.ClientFile("operator")); err != nil {
 		return err
 	}
 	for _, u := range []*user{{tenant: "acme", name: "ann"}, {tenant: "globex", name: "bob"}} {
-		token, err := d.up.token(ctx, u.tenant, u.name)
-		if err != nil {
-			return err
-		}
-		u.client, err = sdk.Connect(ctx, sdk.Config{
-			ClientFile: filepath.Join(dir, "clients", "fe-"+u.tenant+"-web.json"), User: sdk.Token(token)})
-		if err != nil {
+		if u.client, err = d.up.Connect(ctx, u.tenant, u.name); err != nil {
 			return fmt.Errorf("connect as %s's frontend: %w", u.tenant, err)
 		}
 		u.open = sdk.OpenOptions{Template: d.template}
@@ -89,7 +84,7 @@ func (d *demo) begin(ctx context.Context) error {
 }
 
 // end stops everything and checks that the host is as it was.
-func (d *demo) end(clean residue) {
+func (d *demo) end(clean residue.Residue) {
 	if d.events != nil {
 		d.timeline = d.events.stop()
 	}
@@ -98,12 +93,12 @@ func (d *demo) end(clean residue) {
 	}
 	if d.up != nil {
 		began := time.Now()
-		err := d.up.stop()
+		err := d.up.Stop()
 		d.took("berth up until stopped", time.Since(began))
 		d.check("berth up stopped by itself", err == nil, errText(err, "exit 0"))
 	}
-	left := takeResidue("").minus(clean)
-	d.check("the machine is as it was", left.empty(), left.text())
+	left := residue.Take().Since(clean)
+	d.check("the machine is as it was", left.Empty(), left.String())
 	if d.keep {
 		d.say("kept %s", d.dir)
 		return
@@ -143,6 +138,9 @@ func (d *demo) openBoth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	awake := residue.Take().Since(d.before)
+	d.check("while awake they have processes and mounts (the check can fail)", len(awake.Processes) > 0 && len(awake.Mounts) > 0,
+		fmt.Sprintf("%d processes, %d mounts, %d cgroups, %d loop devices", len(awake.Processes), len(awake.Mounts), len(awake.Cgroups), len(awake.Loops)))
 	a, b := d.users[0].session, d.users[1].session
 	d.check("each user has a session of their own", a.Key() != b.Key() && a.Origin() == sdk.Created && b.Origin() == sdk.Created,
 		fmt.Sprintf("%.10s… and %.10s…, both created, tier %s", a.Key(), b.Key(), a.Place().Tier))
@@ -167,8 +165,8 @@ func (d *demo) fallAsleep(ctx context.Context) error {
 }
 
 func (d *demo) nothingLeft(context.Context) error {
-	left := takeResidue(d.dir).minus(d.before)
-	d.check("no process, container, mount, cgroup or memory of the two is left", left.empty(), left.text())
+	left := residue.Take().Since(d.before)
+	d.check("no process, container, mount, cgroup or memory of the two is left", left.Empty(), left.String())
 	return nil
 }
 
