@@ -202,7 +202,7 @@ func (t Tree) Remove(ctx context.Context, path string) error {
 		if err == nil || !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		t.kill(path)
+		t.Kill(path)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("remove cgroup %s: %w", path, err)
@@ -242,8 +242,8 @@ func removeTree(dir string) error {
 	return nil
 }
 
-// kill sends SIGKILL to every process in path and below.
-func (t Tree) kill(path string) {
+// Kill sends SIGKILL to every process in path and below. A frozen one dies when it thaws.
+func (t Tree) Kill(path string) {
 	for _, d := range t.dirs(path) {
 		if t.v2 && write(filepath.Join(d, "cgroup.kill"), "1") == nil {
 			return

@@ -30,8 +30,10 @@ type Table [][]Step
 
 // Runner runs tables. The zero Runner is ready for use.
 type Runner struct {
-	// Fault is asked after each step, for tests: its error fails the step, its panic is a crash.
+	// Fault is asked after each step, for tests: its error fails the step.
 	Fault func(name string) error
+	// Crash leaves everything as it is after a failure, for tests: nothing is undone.
+	Crash bool
 	// Twice runs every Do and Undo two times, for tests.
 	Twice bool
 }
@@ -49,6 +51,9 @@ func (r Runner) Run(ctx context.Context, t Table) ([]Time, error) {
 		times = append(times, got...)
 		if err == nil {
 			err = ctx.Err()
+		}
+		if err != nil && r.Crash {
+			return times, err
 		}
 		if err != nil {
 			return times, errors.Join(err, r.Undo(ctx, t[:i+1]))

@@ -1,0 +1,304 @@
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/idroot"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// Labels of containers in containerd.
+const (
+	labelHost  = "berth.host" // the driver's cgroup parent: its name on this machine
+	labelOwner = "berth.sandbox"
+)
+
+// Runtime handlers of the shims.
+const (
+	handlerRunc      = "io.containerd.berthrunc.v1"
+	handlerRunsc     = "io.containerd.berthrunsc.v1"
+	runscOptionsType = "io.containerd.runsc.v1.options"
+	specType         = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
+)
+
+// minGVisorPIDs: the limit counts the threads of gVisor's own kernel too.
+const minGVisorPIDs = 400
+
+// making is one Create.
+type making struct {
+	d     *Driver
+	spec  driver.Spec
+	id    ids.SandboxID
+	rec   record
+	space *idroot.Space // tier container
+	pid   uint32
+}
+
+// Create implements driver.Driver.
+func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {
+	const op = "create sandbox"
+	if err := spec.Check(d.Capabilities()); err != nil {
+		return driver.Sandbox{}, err
+	}
+	id := spec.ID()
+	defer d.lock(id)()
+	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
+		return sb, fail(op, id, err)
+	}
+	rec, err := d.claim(spec)
+	if err != nil {
+		return driver.Sandbox{}, err
+	}
+	m := &making{d: d, spec: spec, id: id, rec: rec}
+	defer m.closeSpace()
+	times, err := d.run.Run(ctx, m.table())
+	if err != nil {
+		if left := d.parts(id); len(left) == 0 {
+			d.forget(id)
+		}
+		return driver.Sandbox{}, fail(op, id, err)
+	}
+	sb := d.sandbox(id, rec)
+	sb.PID, sb.Steps = int(m.pid), times
+	return sb, nil
+}
+
+// running returns the sandbox if it runs, the zero one if nothing of it exists; what is half-made
+// or has exited is removed first.
+func (d *Driver) running(ctx context.Context, id ids.SandboxID) (driver.Sandbox, error) {
+	d.mu.Lock()
+	rec, known := d.known[id]
+	d.mu.Unlock()
+	if !known {
+		if _, err := os.Lstat(d.folder(id)); err != nil {
+			return driver.Sandbox{}, nil
+		}
+		return driver.Sandbox{}, d.remove(ctx, id)
+	}
+	pid, state, err := d.task(ctx, id)
+	if err != nil {
+		return driver.Sandbox{}, err
+	}
+	if state != driver.Running {
+		return driver.Sandbox{}, d.remove(ctx, id)
+	}
+	sb := d.sandbox(id, rec)
+	sb.PID = pid
+	return sb, nil
+}
+
+func (d *Driver) sandbox(id ids.SandboxID, r record) driver.Sandbox {
+	return driver.Sandbox{
+		ID: id, Session: r.Session, Generation: r.Generation, Epoch: r.Epoch, Tier: r.Tier,
+		Channel: d.channel(id), Cgroup: d.cgroupOf(id),
+	}
+}
+
+// table lists the steps of a Create. The undo of all of them is that of the first: what removes a
+// sandbox removes a part of one.
+func (m *making) table() steps.Table {
+	d := m.d
+	first := steps.Step{
+		Name: "sandbox.record",
+		Do:   func(context.Context) error { return m.rec.write(d.folder(m.id), d.channel(m.id)) },
+		Undo: func(ctx context.Context) error { m.closeSpace(); return d.remove(ctx, m.id) },
+	}
+	t := steps.Table{{first}}
+	if m.spec.Tier == driver.Container {
+		t = append(t, []steps.Step{{Name: "sandbox.userns", Do: m.openSpace}})
+	}
+	return append(t,
+		[]steps.Step{
+			{Name: "sandbox.container", Do: m.container},
+			{Name: "sandbox.root", Do: m.mountRoot},
+			{Name: "sandbox.cgroup", Do: m.makeCgroup},
+		},
+		[]steps.Step{{Name: "sandbox.create", Do: m.createTask}},
+		[]steps.Step{{Name: "sandbox.start", Do: m.startTask}},
+	)
+}
+
+func (m *making) openSpace(context.Context) error {
+	if m.space != nil {
+		return nil
+	}
+	var err error
+	m.space, err = idroot.NewSpace(m.d.firstID(m.rec.Slot))
+	return err
+}
+
+func (m *making) closeSpace() {
+	if m.space != nil {
+		m.space.Close()
+	}
+}
+
+func (m *making) mountRoot(ctx context.Context) error {
+	point := m.d.root(m.id)
+	if is, err := mounts.IsMount(point); err != nil || is {
+		return err
+	}
+	if err := placeholder(m.spec); err != nil {
+		return err
+	}
+	if m.spec.Tier == driver.Container {
+		return m.space.Mount(ctx, m.spec.Image.Lower, m.spec.Disk, point)
+	}
+	return idroot.MountPlain(m.spec.Image.Lower, m.spec.Disk, point)
+}
+
+// placeholder makes the file that the guest agent's binary is mounted on.
+func placeholder(spec driver.Spec) error {
+	if spec.Guest == "" {
+		return nil
+	}
+	f, err := os.OpenFile(filepath.Join(spec.RunDir, guestName), os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW, 0o755)
+	if err != nil {
+		return fmt.Errorf("prepare run folder: %w", err)
+	}
+	return f.Close()
+}
+
+func (m *making) makeCgroup(context.Context) error {
+	l := m.spec.Limits
+	if m.spec.Tier == driver.GVisor {
+		l.PIDs = max(l.PIDs, minGVisorPIDs)
+	}
+	return m.d.cgroup.Create(m.d.cgroupOf(m.id), cgroup.Limits{CPUMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, PIDs: l.PIDs})
+}
+
+// container writes containerd's record of the sandbox.
+func (m *making) container(ctx context.Context) error {
+	spec, err := encode(m.ociSpec())
+	if err != nil {
+		return err
+	}
+	handler, opts, err := m.runtime()
+	if err != nil {
+		return err
+	}
+	_, err = call(ctx, m.d.ctrd.containers.Create, &containersapi.CreateContainerRequest{Container: &containersapi.Container{
+		ID:      string(m.id),
+		Labels:  map[string]string{labelHost: m.d.cfg.Cgroup, labelOwner: string(m.id)},
+		Runtime: &containersapi.Container_Runtime{Name: handler, Options: opts},
+		Spec:    spec,
+	}})
+	if isExists(err) {
+		return nil
+	}
+	return err
+}
+
+func encode(s *specs.Spec) (*anypb.Any, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("encode spec: %w", err)
+	}
+	return &anypb.Any{TypeUrl: specType, Value: b}, nil
+}
+
+func (m *making) runtime() (string, *anypb.Any, error) {
+	if m.spec.Tier == driver.GVisor {
+		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig()})
+		return handlerRunsc, o, err
+	}
+	owner := m.d.firstID(m.rec.Slot)
+	o, err := pack("containerd.runc.v1.Options", &options.Options{
+		BinaryName: m.d.bin(binRunc), Root: filepath.Join(m.d.cfg.State, "runc"), IoUid: owner, IoGid: owner,
+		NoNewKeyring: true,
+	})
+	return handlerRunc, o, err
+}
+
+func pack(name string, m proto.Message) (*anypb.Any, error) {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", name, err)
+	}
+	return &anypb.Any{TypeUrl: name, Value: b}, nil
+}
+
+func (m *making) createTask(ctx context.Context) error {
+	ch := m.d.channel(m.id)
+	shim := binShimRunc
+	if m.spec.Tier == driver.GVisor {
+		shim = binShimRunsc
+	}
+	r, err := call(ctx, m.d.ctrd.tasks.Create, &tasksapi.CreateTaskRequest{
+		ContainerID: string(m.id), Stdin: ch.Stdin, Stdout: ch.Stdout, Stderr: os.DevNull, RuntimePath: m.d.bin(shim),
+	})
+	if isExists(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	m.pid = r.Pid
+	return nil
+}
+
+func (m *making) startTask(ctx context.Context) error {
+	r, err := call(ctx, m.d.ctrd.tasks.Start, &tasksapi.StartRequest{ContainerID: string(m.id)})
+	if err == nil {
+		m.pid = r.Pid
+		return nil
+	}
+	pid, state, terr := m.d.task(ctx, m.id)
+	if terr == nil && state == driver.Running {
+		m.pid = uint32(pid)
+		return nil
+	}
+	return errors.Join(err, terr)
+}
+
+// writeRunscConfig writes the options of every gVisor sandbox.
+func (d *Driver) writeRunscConfig() error {
+	flags := map[string]string{
+		"platform": "systrap", "network": "none", "overlay2": "none", "host-uds": "none", "host-fifo": "none",
+		"oci-seccomp": "true", "host-settings": "ignore", "file-access": "exclusive",
+	}
+	for k, v := range d.cfg.GVisor {
+		flags[k] = v
+	}
+	text := fmt.Sprintf("binary_name = %q\nroot = %q\nlog_level = \"warning\"\n\n[runsc_config]\n",
+		d.bin(binRunsc), filepath.Join(d.cfg.State, "runsc", "root"))
+	for _, k := range sortedKeys(flags) {
+		text += fmt.Sprintf("%q = %q\n", k, flags[k])
+	}
+	return os.WriteFile(d.runscConfig(), []byte(text), 0o644)
+}
+
+// task asks containerd for the state of the sandbox's first process.
+func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State, error) {
+	r, err := call(ctx, d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: string(id)})
+	if isNotFound(err) {
+		return 0, driver.Partial, nil
+	}
+	if err != nil {
+		return 0, driver.Partial, errs.E("look at sandbox", kindOf(err), string(id), err)
+	}
+	if r.Process == nil {
+		return 0, driver.Partial, errs.E("look at sandbox", errkind.Internal, string(id), "containerd knows the task but not its process")
+	}
+	return int(r.Process.Pid), stateOf(r.Process.Status), nil
+}

@@ -1,0 +1,293 @@
+// Package containerd makes sandboxes with containerd: tier container on runc, tier gvisor on runsc.
+//
+// It guarantees, beyond the contract of package driver: a root that is the image with the session's
+// disk on top and that no other sandbox can reach; in tier container a user namespace with ids that
+// no other sandbox of this driver has; the limits on a parent cgroup that the runtime cannot widen;
+// that everything made bears the sandbox's id, so that Stop and List find it without any record;
+// and that the death of containerd ends no sandbox. A private containerd dies with its host agent
+// and is started again by the next one.
+//
+// /tmp and /run of a sandbox are in memory, charged to its limit, and do not outlive it.
+package containerd
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// Config of the driver. NewConfig gives the defaults.
+type Config struct {
+	// State holds the sandboxes' folders and the private containerd's data.
+	State string
+	// Run holds sockets; its path must be short (64 characters). Empty: a folder in /run/berth.
+	Run string
+	// Runtimes is the folder with containerd, runc, runsc and their shims (tools/runtimes).
+	Runtimes string
+	// Socket of an existing containerd; empty starts a private one.
+	Socket string
+	// Tiers to offer.
+	Tiers []driver.Tier
+	// FirstID is the first host id for user namespaces, IDRanges how many ranges of 65536 follow.
+	// Two drivers on one machine must not overlap.
+	FirstID  uint32
+	IDRanges uint32
+	// Cgroup is the parent of all sandboxes' cgroups; two drivers on one machine must differ.
+	Cgroup string
+	// GVisor are further flags of runsc, or other values of those set here.
+	GVisor map[string]string
+	Log    *slog.Logger
+}
+
+// NewConfig returns the defaults for a host whose state is in dir.
+func NewConfig(dir, runtimes string) Config {
+	sum := sha256.Sum256([]byte(dir))
+	name := hex.EncodeToString(sum[:4])
+	return Config{
+		State: dir, Runtimes: runtimes, Run: filepath.Join("/run/berth", name),
+		Tiers: []driver.Tier{driver.Container, driver.GVisor}, FirstID: 1 << 20, IDRanges: 16384,
+		Cgroup: "berth-" + name,
+	}
+}
+
+// Names of the binaries in Config.Runtimes.
+const (
+	binContainerd = "containerd"
+	binRunc       = "runc"
+	binRunsc      = "runsc"
+	binShimRunc   = "containerd-shim-berthrunc-v1"
+	binShimRunsc  = "containerd-shim-berthrunsc-v1"
+)
+
+// Driver implements driver.Driver, Watcher, Meter, Freezer and Checker.
+type Driver struct {
+	cfg    Config
+	log    *slog.Logger
+	cgroup cgroup.Tree
+	ctrd   *client
+	daemon *daemon // nil with an existing containerd
+	run    steps.Runner
+
+	mu    sync.Mutex
+	locks map[ids.SandboxID]*sync.Mutex
+	known map[ids.SandboxID]record
+	slots map[uint32]bool
+}
+
+var (
+	_ driver.Driver  = (*Driver)(nil)
+	_ driver.Watcher = (*Driver)(nil)
+	_ driver.Meter   = (*Driver)(nil)
+	_ driver.Freezer = (*Driver)(nil)
+	_ driver.Checker = (*Driver)(nil)
+)
+
+// Open starts or finds containerd and takes over what an earlier driver left running.
+func Open(ctx context.Context, cfg Config) (*Driver, error) {
+	const op = "open containerd driver"
+	if err := preflight(cfg); err != nil {
+		return nil, err
+	}
+	tree, err := cgroup.Detect()
+	if err != nil {
+		return nil, errs.E(op, errkind.Unavailable, "", err)
+	}
+	if cfg.State, err = filepath.Abs(cfg.State); err != nil {
+		return nil, errs.E(op, errkind.Invalid, "", err)
+	}
+	d := &Driver{
+		cfg: cfg, log: cfg.Log, cgroup: tree,
+		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, slots: map[uint32]bool{},
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	if err := d.folders(); err != nil {
+		return nil, errs.E(op, errkind.Internal, cfg.State, err)
+	}
+	if err := d.recall(); err != nil {
+		return nil, errs.E(op, errkind.Internal, cfg.State, err)
+	}
+	socket := cfg.Socket
+	if socket == "" {
+		if d.daemon, err = startDaemon(ctx, cfg, d.log); err != nil {
+			return nil, errs.E(op, errkind.Unavailable, cfg.State, err)
+		}
+		socket = d.daemon.socket()
+	}
+	if d.ctrd, err = dial(socket); err == nil {
+		err = d.ctrd.ping(ctx)
+	}
+	if err != nil {
+		_ = d.Close()
+		return nil, errs.E(op, errkind.Unavailable, socket, err)
+	}
+	return d, nil
+}
+
+// folders makes the driver's folders. A sandbox's first process passes through them on the way to
+// its root without any rights, so they may be crossed but not listed.
+func (d *Driver) folders() error {
+	for _, dir := range []string{d.cfg.State, d.sandboxes(), filepath.Join(d.cfg.State, "runsc")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(d.cfg.Run, 0o711); err != nil {
+		return err
+	}
+	if err := d.writeRunscConfig(); err != nil {
+		return err
+	}
+	return mounts.Share(d.sandboxes())
+}
+
+// recall reads the records of sandboxes that an earlier process made.
+func (d *Driver) recall() error {
+	entries, err := os.ReadDir(d.sandboxes())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		r, err := readRecord(d.folder(ids.SandboxID(e.Name())))
+		if err != nil {
+			continue // half-made: List shows it
+		}
+		d.known[ids.SandboxID(e.Name())] = r
+		d.slots[r.Slot] = true
+	}
+	return nil
+}
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	c := driver.Capabilities{
+		Tiers: d.cfg.Tiers, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true,
+		Adopts: true, Holds: true,
+		Missing: []string{"a limit on disk bandwidth"},
+	}
+	for _, t := range d.cfg.Tiers {
+		c.UserNamespace = c.UserNamespace || t == driver.Container
+		c.OOMKillsAll = c.OOMKillsAll || t == driver.GVisor
+	}
+	if d.cgroup.V2() {
+		return c
+	}
+	c.Missing = append(c.Missing, "cgroup v2")
+	return c
+}
+
+// Close implements driver.Driver: it ends the private containerd, not the sandboxes.
+func (d *Driver) Close() error {
+	if d.ctrd != nil {
+		d.ctrd.close()
+	}
+	if d.daemon != nil {
+		d.daemon.stop()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.known) > 0 {
+		return nil
+	}
+	// runsc binds an empty network namespace there and leaves it.
+	points, err := mounts.Below(filepath.Join(d.cfg.State, "runsc"))
+	for _, p := range points {
+		err = errors.Join(err, mounts.Unshare(p))
+	}
+	if err := errors.Join(err, mounts.Unshare(d.sandboxes())); err != nil {
+		return errs.E("close containerd driver", errkind.Busy, d.cfg.State, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if len(d.cgroup.Children(d.cfg.Cgroup)) == 0 {
+		_ = d.cgroup.Remove(ctx, d.cfg.Cgroup)
+	}
+	if d.cfg.Socket == "" {
+		_ = os.RemoveAll(d.cfg.Run)
+	}
+	return nil
+}
+
+func (d *Driver) sandboxes() string                { return filepath.Join(d.cfg.State, "sandboxes") }
+func (d *Driver) folder(id ids.SandboxID) string   { return filepath.Join(d.sandboxes(), string(id)) }
+func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.folder(id), "rootfs") }
+func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
+func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
+func (d *Driver) runscConfig() string              { return filepath.Join(d.cfg.State, "runsc", "config.toml") }
+func (d *Driver) channel(id ids.SandboxID) driver.Channel {
+	return driver.Channel{Stdin: filepath.Join(d.folder(id), "stdin"), Stdout: filepath.Join(d.folder(id), "stdout")}
+}
+
+// lock serialises the calls for one sandbox.
+func (d *Driver) lock(id ids.SandboxID) func() {
+	d.mu.Lock()
+	m := d.locks[id]
+	if m == nil {
+		m = &sync.Mutex{}
+		d.locks[id] = m
+	}
+	d.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
+// claim notes a sandbox that is about to be made, with ids of its own. Busy if its session has
+// another one.
+func (d *Driver) claim(spec driver.Spec) (record, error) {
+	const op = "create sandbox"
+	id := spec.ID()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r, ok := d.known[id]; ok {
+		return r, nil
+	}
+	for other, r := range d.known {
+		if r.Session == spec.Session {
+			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
+		}
+	}
+	for slot := range d.cfg.IDRanges {
+		if !d.slots[slot] {
+			d.slots[slot] = true
+			r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot}
+			d.known[id] = r
+			return r, nil
+		}
+	}
+	return record{}, errs.Errorf(op, errkind.NoCapacity, "all %d ranges of user ids are taken", d.cfg.IDRanges)
+}
+
+func (d *Driver) forget(id ids.SandboxID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r, ok := d.known[id]; ok {
+		delete(d.slots, r.Slot)
+		delete(d.known, id)
+	}
+}
+
+// firstID is the host id that root of a tier-container sandbox has.
+func (d *Driver) firstID(slot uint32) uint32 { return d.cfg.FirstID + slot*idRange }
+
+// fail gives an error its operation and keeps its kind.
+func fail(op string, id ids.SandboxID, err error) error {
+	if err == nil {
+		return nil
+	}
+	return errs.E(op, kindOf(err), string(id), err)
+}

@@ -1,0 +1,162 @@
+package containerd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/driver"
+)
+
+const (
+	runPoint   = "/run/berth"
+	guestName  = "guest"
+	maxFiles   = 65536
+	runBytes   = 16 << 20
+	shmBytes   = 64 << 20
+	minTmp     = 16 << 20
+	tmpDivisor = 2 // /tmp may take this part of the memory limit
+)
+
+// capabilities are what a package manager or a build needs of root, and nothing that reaches the
+// network, devices or the kernel.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
+	"CAP_SETPCAP", "CAP_SETFCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT",
+}
+
+var maskedPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+	"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+	"/sys/devices/virtual/powercap", "/sys/devices/system/cpu/cpu0/thermal_throttle", "/sys/fs/cgroup", "/sys/kernel/security",
+}
+
+var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+
+var basePath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+func (m *making) ociSpec() *specs.Spec {
+	s := &specs.Spec{
+		Version:  specs.Version,
+		Root:     &specs.Root{Path: m.d.root(m.id)},
+		Hostname: m.spec.Hostname,
+		Process:  m.process(),
+		Mounts:   m.mounts(),
+		Annotations: map[string]string{
+			"io.kubernetes.cri.container-type": "sandbox",
+			"io.kubernetes.cri.sandbox-id":     string(m.id),
+		},
+		Linux: &specs.Linux{
+			CgroupsPath:   "/" + m.d.cgroupOf(m.id) + "/box",
+			Namespaces:    m.namespaces(),
+			MaskedPaths:   maskedPaths,
+			ReadonlyPaths: readonlyPaths,
+			Resources:     &specs.LinuxResources{Devices: deviceRules()},
+		},
+	}
+	if s.Hostname == "" {
+		s.Hostname = "berth"
+	}
+	s.Linux.Seccomp = seccomp.DefaultProfile(s)
+	return s
+}
+
+func (m *making) process() *specs.Process {
+	args := m.spec.Init
+	if len(args) == 0 {
+		args = []string{runPoint + "/" + guestName}
+	}
+	return &specs.Process{
+		Args: args, Cwd: "/", Env: environment(m.spec), NoNewPrivileges: true,
+		Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		Rlimits: []specs.POSIXRlimit{
+			{Type: "RLIMIT_NOFILE", Soft: fileLimit(), Hard: fileLimit()},
+			{Type: "RLIMIT_CORE"},
+		},
+	}
+}
+
+// environment is the image's, then the session's; a PATH is always there.
+func environment(spec driver.Spec) []string {
+	return append(append([]string{basePath}, spec.Image.Env...), spec.Env...)
+}
+
+// fileLimit does not exceed what this process may give away.
+func fileLimit() uint64 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 1024
+	}
+	return min(l.Max, maxFiles)
+}
+
+func (m *making) namespaces() []specs.LinuxNamespace {
+	ns := []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+		{Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+	}
+	if m.spec.Tier == driver.Container {
+		ns = append(ns, specs.LinuxNamespace{Type: specs.CgroupNamespace},
+			specs.LinuxNamespace{Type: specs.UserNamespace, Path: m.space.Path()})
+	}
+	return ns
+}
+
+func (m *making) mounts() []specs.Mount {
+	tmpfs := func(to, mode string, bytes uint64, more ...string) specs.Mount {
+		return specs.Mount{Destination: to, Type: "tmpfs", Source: "tmpfs",
+			Options: append([]string{"nosuid", "mode=" + mode, fmt.Sprintf("size=%d", bytes)}, more...)}
+	}
+	tmp := max(m.spec.Limits.MemoryBytes/tmpDivisor, minTmp)
+	out := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		tmpfs("/dev", "755", 64<<10, "strictatime"),
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		tmpfs("/dev/shm", "1777", min(shmBytes, tmp), "noexec", "nodev"),
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		tmpfs("/run", "755", runBytes, "nodev"),
+		tmpfs("/tmp", "1777", tmp, "nodev"),
+		{Destination: runPoint, Type: "bind", Source: m.spec.RunDir, Options: []string{"bind", "ro", "nosuid", "nodev"}},
+	}
+	if m.spec.Guest != "" {
+		out = append(out, specs.Mount{Destination: filepath.Join(runPoint, guestName), Type: "bind", Source: m.spec.Guest,
+			Options: []string{"bind", "ro", "nosuid", "nodev"}})
+	}
+	return out
+}
+
+// deviceRules deny everything but what /dev of a container holds.
+func deviceRules() []specs.LinuxDeviceCgroup {
+	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	allow := func(major, minor int64) {
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
+	}
+	for _, minor := range []int64{3, 5, 7, 8, 9} { // null zero full random urandom
+		allow(1, minor)
+	}
+	allow(5, 0) // tty
+	allow(5, 2) // ptmx
+	allow(136, -1)
+	return rules
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// exists reports whether anything is at path.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

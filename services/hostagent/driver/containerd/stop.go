@@ -1,0 +1,122 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+const (
+	unmountTime = 5 * time.Second
+	waitTime    = time.Second
+)
+
+// Stop implements driver.Driver.
+func (d *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
+	const op = "stop sandbox"
+	if _, err := ids.ParseSandboxID(string(id)); err != nil {
+		return errs.E(op, errkind.Invalid, "", err)
+	}
+	defer d.lock(id)()
+	return fail(op, id, d.remove(ctx, id))
+}
+
+// remove takes away all that exists of a sandbox, in the order that lets each part go: processes,
+// containerd's records, the root, the cgroup, the folder with the record last.
+func (d *Driver) remove(ctx context.Context, id ids.SandboxID) error {
+	if err := d.removeTask(ctx, id); err != nil {
+		return fmt.Errorf("remove task: %w", err)
+	}
+	gone := make(chan error, 1)
+	go func() { // a record in a database; the rest does not wait for its sync
+		_, err := call(ctx, d.ctrd.containers.Delete, &containersapi.DeleteContainerRequest{ID: string(id)})
+		if isNotFound(err) {
+			err = nil
+		}
+		gone <- err
+	}()
+	err := d.cgroup.Remove(ctx, d.cgroupOf(id))
+	if err == nil {
+		err = d.unmountRoot(ctx, id)
+	}
+	if cerr := <-gone; cerr != nil {
+		err = errors.Join(err, fmt.Errorf("remove container: %w", cerr))
+	}
+	if err != nil {
+		return err
+	}
+	if err := removeFolder(d.folder(id)); err != nil {
+		return err
+	}
+	d.forget(id)
+	return nil
+}
+
+// removeTask kills the sandbox's processes and has containerd forget them. The kill goes through the
+// cgroup: it is quicker than the runtime's, reaches what a container's kernel does not answer for,
+// and works on a frozen sandbox, whose processes never run again.
+func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
+	cg, tasks := d.cgroupOf(id), d.ctrd.tasks
+	for {
+		if d.cgroup.Exists(cg) {
+			d.cgroup.Kill(cg)
+			_ = d.cgroup.Freeze(ctx, cg, false)
+		}
+		_, err := call(ctx, tasks.Delete, &tasksapi.DeleteTaskRequest{ContainerID: string(id)})
+		if err == nil || isNotFound(err) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		d.log.Debug("sandbox still runs", "sandbox", id, "err", err)
+		if wait(ctx, d, id) != nil {
+			_, _ = call(ctx, tasks.Kill, &tasksapi.KillRequest{ContainerID: string(id), Signal: uint32(unix.SIGKILL), All: true})
+		}
+	}
+}
+
+// wait returns when the sandbox's first process ended, or after a while.
+func wait(ctx context.Context, d *Driver, id ids.SandboxID) error {
+	ctx, cancel := context.WithTimeout(ctx, waitTime)
+	defer cancel()
+	_, err := call(ctx, d.ctrd.tasks.Wait, &tasksapi.WaitRequest{ContainerID: string(id)})
+	return err
+}
+
+func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
+	deadline := time.Now().Add(unmountTime)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		err := unix.Unmount(d.root(id), unix.UMOUNT_NOFOLLOW)
+		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("unmount root: %w", err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// removeFolder removes the record last, so that a crash in between is found again. It removes only
+// files of this driver: a folder with anything else is not emptied.
+func removeFolder(dir string) error {
+	for _, name := range []string{"rootfs", "stdin", "stdout", recordFile + ".new", recordFile, ""} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove sandbox folder: %w", err)
+		}
+	}
+	return nil
+}
