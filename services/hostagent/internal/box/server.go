@@ -116,7 +116,7 @@ type Box struct {
 	log   *slog.Logger
 	ctx   context.Context
 	stop  context.CancelCauseFunc
-	sub   *nats.Subscription
+	subs  []*nats.Subscription
 
 	openings atomic.Int32
 	work     sync.WaitGroup
@@ -139,12 +139,14 @@ func (s *Server) Serve(want grant.Binding, guest *hostend.Conn, gate Gate, runni
 			return nil, err
 		}
 	}
-	sub, err := s.cfg.Bus.Subscribe(subjects.BoxSubject(want.Session, want.Epoch, "*"), b.receive)
-	if err != nil {
-		b.Close("")
-		return nil, errs.E("serve data plane", errkind.Unavailable, want.Session.String(), err)
+	for method, handler := range map[string]nats.MsgHandler{"open": b.opening, "in": b.frame} {
+		sub, err := s.cfg.Bus.Subscribe(subjects.BoxSubject(want.Session, want.Epoch, method), handler)
+		if err != nil {
+			b.Close("")
+			return nil, errs.E("serve data plane", errkind.Unavailable, want.Session.String(), err)
+		}
+		b.subs = append(b.subs, sub)
 	}
-	b.sub = sub
 	s.mu.Lock()
 	s.boxes[want.Session] = b
 	s.mu.Unlock()
@@ -164,8 +166,8 @@ func (b *Box) Close(why string) {
 		open = append(open, st)
 	}
 	b.mu.Unlock()
-	if b.sub != nil {
-		_ = b.sub.Unsubscribe()
+	for _, sub := range b.subs {
+		_ = sub.Unsubscribe()
 	}
 	err := errs.E("stream", errkind.Unavailable, "", why)
 	for _, st := range open {
@@ -181,16 +183,7 @@ func (b *Box) Close(why string) {
 	b.srv.mu.Unlock()
 }
 
-// receive handles every message of the data plane of this epoch, in order; it does not block.
-func (b *Box) receive(m *nats.Msg) {
-	switch m.Subject[len(m.Subject)-3:] {
-	case ".in":
-		b.frame(m)
-	case "pen":
-		b.opening(m)
-	}
-}
-
+// frame takes a frame of a client; it does not block.
 func (b *Box) frame(m *nats.Msg) {
 	b.mu.Lock()
 	st := b.streams[ids.StreamID(m.Header.Get(streamHeader))]
@@ -207,6 +200,7 @@ func (b *Box) frame(m *nats.Msg) {
 	}
 }
 
+// opening begins to handle a request; it does not block.
 func (b *Box) opening(m *nats.Msg) {
 	if !mayAnswer(m.Reply) {
 		return

@@ -157,8 +157,8 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		return s, nil, refuse(errkind.Superseded, "the session is being deleted")
 	}
 	switch {
-	case s.Slept:
-		return s, []Command{Settled{}}, nil
+	case s.Phase == Absent && (s.Slept || !s.Spent):
+		return s, []Command{Settled{}}, nil // asleep already, or it never was awake
 	case s.Running:
 		return s, []Command{Retry{}}, nil
 	}

@@ -1,0 +1,145 @@
+package hostagent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// Config of one host. NewConfig gives the defaults; Host and Dir have none.
+type Config struct {
+	// Host is this host's id and the name of its bus identity, host-<id>.
+	Host   string            `yaml:"host"`
+	Zone   string            `yaml:"zone"`
+	Labels map[string]string `yaml:"labels"`
+	// Dir holds everything: disks, images, sandboxes, containerd, inventory.db, host.key.
+	Dir string `yaml:"dir"`
+	// Driver makes the sandboxes: containerd, or null (in memory, for tests and benchmarks).
+	Driver string `yaml:"driver"`
+	// Tiers to offer, of those that the driver has.
+	Tiers []string `yaml:"tiers"`
+	// Runtimes is the folder with containerd, runc, runsc and their shims.
+	Runtimes string `yaml:"runtimes"`
+	// Socket of an existing containerd; empty starts a private one.
+	Socket string `yaml:"socket"`
+	// Guest is the path of the guest agent's binary, berth-guest.
+	Guest string `yaml:"guest"`
+	// Images maps a name that templates use to a reference: a registry reference, an OCI layout
+	// folder or an archive. A name that is not listed is taken as a reference.
+	Images map[string]string `yaml:"images"`
+	// Capacity is what sessions may use in all; zero parts are measured.
+	Capacity Capacity `yaml:"capacity"`
+	// Disk settings.
+	Disk DiskConfig `yaml:"disk"`
+	// MaxWakes is how many wakes run at once; more wait in line.
+	MaxWakes int `yaml:"max_wakes"`
+	// Hello is how long a new guest may take to answer.
+	Hello time.Duration `yaml:"hello"`
+	// Grace is what processes get between SIGTERM and SIGKILL when their session sleeps.
+	Grace time.Duration `yaml:"grace"`
+	// Sweep is how often the host is compared with what scheduler says it owns.
+	Sweep time.Duration `yaml:"sweep"`
+	// Poll is how often sandboxes are looked for that ended without an event.
+	Poll time.Duration `yaml:"poll"`
+	// Margin is how long before the end of its lease this host stops to act on sessions.
+	Margin time.Duration `yaml:"margin"`
+}
+
+// Capacity of a host.
+type Capacity struct {
+	CPUMillis   uint32 `yaml:"cpu_millis"`
+	MemoryBytes uint64 `yaml:"memory_bytes"`
+	PIDs        uint32 `yaml:"pids"`
+	DiskBytes   uint64 `yaml:"disk_bytes"`
+}
+
+// DiskConfig says how disks are kept.
+type DiskConfig struct {
+	// Reserve is never promised to sessions, in bytes.
+	Reserve uint64 `yaml:"reserve"`
+	// Ready is how many formatted disks wait per size, Sizes of which sizes in bytes at least.
+	Ready int      `yaml:"ready"`
+	Sizes []uint64 `yaml:"sizes"`
+}
+
+const gib = 1 << 30
+
+// NewConfig returns the defaults.
+func NewConfig() Config {
+	return Config{
+		Driver: driverContainerd, Tiers: []string{"container", "gvisor"},
+		Disk:     DiskConfig{Reserve: 2 * gib, Ready: 2},
+		MaxWakes: 4 * runtime.NumCPU(), Hello: 20 * time.Second, Grace: 2 * time.Second,
+		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second,
+	}
+}
+
+// check refuses what cannot work, with one sentence.
+func (c Config) check() error {
+	bad := func(why string) error { return errs.E("configure hostagent", errkind.Invalid, "", why) }
+	if _, err := ids.ParseHost(c.Host); err != nil {
+		return errs.E("configure hostagent", errkind.Invalid, "", err)
+	}
+	if !filepath.IsAbs(c.Dir) {
+		return bad("dir must be an absolute path")
+	}
+	if _, ok := drivers[c.Driver]; !ok {
+		return bad(fmt.Sprintf("there is no driver %.32q", c.Driver))
+	}
+	if len(c.Tiers) == 0 {
+		return bad("no tier is offered")
+	}
+	if c.MaxWakes < 1 {
+		return bad("max_wakes must be at least 1")
+	}
+	for name, d := range map[string]time.Duration{"hello": c.Hello, "sweep": c.Sweep, "poll": c.Poll} {
+		if d <= 0 {
+			return bad(name + " must be longer than zero")
+		}
+	}
+	if c.Grace < 0 || c.Margin < 0 {
+		return bad("grace and margin must not be negative")
+	}
+	return nil
+}
+
+// measured fills the parts of a capacity that were not given from what the machine has.
+func (c Capacity) measured(room uint64) Capacity {
+	if c.CPUMillis == 0 {
+		c.CPUMillis = uint32(runtime.NumCPU()) * 1000
+	}
+	if c.MemoryBytes == 0 {
+		c.MemoryBytes = memTotal() / 10 * 8
+	}
+	if c.PIDs == 0 {
+		c.PIDs = 32768
+	}
+	if c.DiskBytes == 0 {
+		c.DiskBytes = room
+	}
+	return c
+}
+
+func memTotal() uint64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return gib
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err == nil {
+				return kb << 10
+			}
+		}
+	}
+	return gib
+}

@@ -1,0 +1,58 @@
+package hostagent
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
+)
+
+const (
+	driverContainerd = "containerd"
+	driverNull       = "null"
+)
+
+// maker is how one driver is checked and opened.
+type maker struct {
+	preflight func(Config) error
+	open      func(context.Context, Config, *slog.Logger) (driver.Driver, error)
+}
+
+// drivers lists every driver. A new one is added here and nowhere else.
+var drivers = map[string]maker{
+	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd},
+	driverNull:       {preflight: func(Config) error { return nil }, open: openNull},
+}
+
+func containerdConfig(c Config, log *slog.Logger) containerd.Config {
+	d := containerd.NewConfig(filepath.Join(c.Dir, "sandboxes"), c.Runtimes)
+	d.Socket, d.Log = c.Socket, log
+	d.Tiers = nil
+	for _, t := range c.Tiers {
+		d.Tiers = append(d.Tiers, driver.Tier(t))
+	}
+	return d
+}
+
+func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Driver, error) {
+	return containerd.Open(ctx, containerdConfig(c, log))
+}
+
+// offered are the tiers that are configured and that the driver proved; none is a refusal.
+func offered(want []string, caps driver.Capabilities) ([]driver.Tier, error) {
+	var out []driver.Tier
+	for _, t := range caps.Tiers {
+		if slices.Contains(want, string(t)) {
+			out = append(out, t)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errs.Errorf("start hostagent", errkind.Unavailable, "this host can run none of the tiers %v: %v", want, caps.Missing)
+	}
+	return out, nil
+}

@@ -1,0 +1,197 @@
+package hostagent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/box"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// gate decides for the data plane of one sandbox. It implements box.Gate.
+type gate struct {
+	s          *session
+	sb         *sandbox
+	generation ids.Generation
+	epoch      ids.Epoch
+}
+
+// Admit begins a piece of work. The first one of an epoch proves that scheduler committed it, since
+// only then there are grants; the disk is marked as written before anything can write.
+func (g *gate) Admit(context.Context) (func(), error) {
+	if err := g.s.h.lease.check(); err != nil {
+		return nil, err
+	}
+	g.s.mu.Lock()
+	_, err := g.s.decide(core.Admit{Generation: g.generation, Epoch: g.epoch, At: time.Now()}, nil)
+	g.s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := g.activate(); err != nil {
+		g.release()
+		return nil, err
+	}
+	return g.release, nil
+}
+
+func (g *gate) release() {
+	g.s.mu.Lock()
+	defer g.s.mu.Unlock()
+	if g.s.st.Generation != g.generation || g.s.st.Epoch != g.epoch {
+		return // another epoch's work is not ours to end
+	}
+	if _, err := g.s.decide(core.Release{At: time.Now()}, nil); err != nil {
+		g.s.h.log.Error("the end of work was refused", "session", g.s.key, "error", err)
+	}
+}
+
+func (g *gate) activate() error {
+	g.sb.activate.Lock()
+	defer g.sb.activate.Unlock()
+	if g.sb.activated {
+		return nil
+	}
+	err := g.s.h.disks.Activate(disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
+	g.sb.activated = err == nil
+	return err
+}
+
+// Checkpoint commits the disk as it is while the session is awake.
+func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
+	c, ok := g.s.h.disks.(checkpointer)
+	if !ok {
+		return nil, errs.E("checkpoint", errkind.Unimplemented, g.s.key.String(), "this host cannot take a checkpoint of a running session")
+	}
+	if err := g.activate(); err != nil {
+		return nil, err
+	}
+	m, err := c.Checkpoint(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
+	if err != nil {
+		return nil, err
+	}
+	out := g.s.h.manifest(m)
+	g.s.mu.Lock()
+	ref := refOf(g.s.rec)
+	g.s.mu.Unlock()
+	ref.Generation, ref.Epoch = stamp(ids.Epoch(g.generation)), stamp(g.epoch)
+	if err := g.s.h.lease.check(); err != nil {
+		return nil, err
+	}
+	if err := g.s.h.commitManifest(ctx, ref, out); err != nil {
+		return nil, err
+	}
+	return out, c.Checkpointed(m)
+}
+
+// Place is the text of session.json.
+func (g *gate) Place() string { return string(g.sb.place) }
+
+// serve opens the data plane of a sandbox and looks after its channel. running are execs that the
+// guest runs already.
+func (s *session) serve(sb *sandbox, running []string) error {
+	s.mu.Lock()
+	want := s.binding()
+	g := &gate{s: s, sb: sb, generation: s.st.Generation, epoch: s.st.Epoch}
+	s.mu.Unlock()
+	b, err := s.h.box.Serve(want, sb.guest, g, running)
+	if err != nil {
+		go s.lose(sb, false, "its data plane could not be opened: "+err.Error())
+		return err
+	}
+	s.mu.Lock()
+	current := s.sb == sb && s.st.Phase == core.Awake
+	if current {
+		sb.box = b
+	}
+	s.mu.Unlock()
+	if !current {
+		b.Close("the session is not awake any more")
+		return nil
+	}
+	go s.mind(sb)
+	return nil
+}
+
+// lose says that a sandbox is gone though nobody stopped it.
+func (s *session) lose(sb *sandbox, oom bool, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb != sb {
+		return
+	}
+	cmds, err := s.decide(core.Lost{Epoch: s.st.Epoch, OOM: oom, Reason: reason}, nil)
+	if err != nil {
+		s.h.log.Error("cannot note that a sandbox is gone", "session", s.key, "error", err)
+		return
+	}
+	s.command(cmds, nil)
+}
+
+// mind waits for the loss of the guest's channel. When the sandbox still runs it attaches again,
+// with a new marker, and serves what runs in it; else the sandbox counts as gone.
+func (s *session) mind(sb *sandbox) {
+	select {
+	case <-sb.guest.Done():
+	case <-s.h.ctx.Done():
+		return
+	}
+	s.mu.Lock()
+	current := s.sb == sb && s.st.Phase == core.Awake
+	s.mu.Unlock()
+	if !current {
+		return
+	}
+	cause := sb.guest.Err()
+	_ = sb.guest.Close()
+	s.h.log.Warn("lost the channel of a guest", "session", s.key, "error", cause)
+	fresh, running, err := s.h.reattach(s.h.ctx, sb)
+	if err != nil {
+		s.lose(sb, s.h.hadOOM(sb.ID), fmt.Sprintf("the guest does not answer: %v", err))
+		return
+	}
+	s.mu.Lock()
+	current = s.sb == sb && s.st.Phase == core.Awake
+	old := sb.box
+	if current {
+		s.sb = fresh
+		s.h.link(fresh, s)
+	}
+	s.mu.Unlock()
+	if !current {
+		_ = fresh.guest.Close()
+		return
+	}
+	if old != nil {
+		defer old.Close("the guest was attached again; attach again too")
+	}
+	if err := s.serve(fresh, running); err != nil {
+		s.h.log.Error("cannot serve a guest that was attached again", "session", s.key, "error", err)
+	}
+}
+
+// reattach makes a new channel to a running sandbox and lists what runs in it.
+func (h *host) reattach(ctx context.Context, sb *sandbox) (*sandbox, []string, error) {
+	conn, err := h.greet(ctx, sb.Channel)
+	if err != nil {
+		return nil, nil, err
+	}
+	lctx, cancel := context.WithTimeout(ctx, h.cfg.Hello)
+	defer cancel()
+	running, err := box.RunningExecs(lctx, conn)
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	fresh := &sandbox{Sandbox: sb.Sandbox, guest: conn, place: sb.place}
+	sb.activate.Lock()
+	fresh.activated = sb.activated
+	sb.activate.Unlock()
+	return fresh, running, nil
+}

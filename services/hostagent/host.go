@@ -1,0 +1,307 @@
+package hostagent
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/box"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// host is the running hostagent.
+type host struct {
+	cfg    Config
+	id     ids.Host
+	boot   string
+	key    seal.XKey
+	conn   *bus.Conn
+	drv    driver.Driver
+	caps   driver.Capabilities
+	tiers  []driver.Tier
+	disks  disks
+	images images
+	inv    *inventory.Store
+	box    *box.Server
+	lease  *lease
+	log    *slog.Logger
+	meters meters
+	steps  steps.Runner
+	wakes  chan struct{}
+	// ctx is that of operations: it ends when the process gives up waiting for them.
+	ctx   context.Context
+	ops   sync.WaitGroup
+	ready chan struct{} // closed once what an earlier process left was taken over
+	// rejoin asks for a join and a sweep now.
+	rejoin chan struct{}
+
+	mu       sync.Mutex
+	sessions map[ids.SessionKey]*session
+	bySand   map[ids.SandboxID]*session
+	oom      map[ids.SandboxID]time.Time
+	empties  int
+	facts    string
+}
+
+// session is what this host knows and runs of one session.
+type session struct {
+	h   *host
+	key ids.SessionKey
+
+	mu  sync.Mutex
+	st  core.State
+	rec inventory.Record
+	op  *operation
+	sb  *sandbox
+	// touched is when the phase changed last, on the clock of leases.
+	touched time.Duration
+	// gone: the host forgot this; ask it for the session again.
+	gone bool
+}
+
+// operation is a wake, sleep, drop or delete under way.
+type operation struct {
+	op     core.Op
+	req    proto.Message
+	rec    inventory.Record // as it was when it began
+	sb     *sandbox         // what was awake then
+	reason string           // why streams end
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{} // closed when reply and err are set
+	reply  proto.Message
+	err    error
+}
+
+// session returns the session of a key, made on the fly.
+func (h *host) session(k ids.SessionKey) *session {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.sessions[k]
+	if s == nil {
+		s = &session{h: h, key: k, rec: inventory.Record{Session: k}}
+		h.sessions[k] = s
+	}
+	return s
+}
+
+func (h *host) all() []*session {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]*session, 0, len(h.sessions))
+	for _, s := range h.sessions {
+		out = append(out, s)
+	}
+	return out
+}
+
+// act decides an event and sees it through: it returns the outcome of the operation that the event
+// began, joined or found settled.
+func (s *session) act(ctx context.Context, ev core.Event, req proto.Message) (proto.Message, error) {
+	for {
+		s.mu.Lock()
+		if s.gone {
+			s.mu.Unlock()
+			return s.h.session(s.key).act(ctx, ev, req)
+		}
+		cmds, err := s.decide(ev, req)
+		if err != nil {
+			s.mu.Unlock()
+			return nil, err
+		}
+		wait, again, settled := s.command(cmds, req)
+		s.mu.Unlock()
+		if settled != nil {
+			return settled, nil
+		}
+		if wait == nil {
+			return nil, nil
+		}
+		select {
+		case <-wait.done:
+		case <-ctx.Done():
+			return nil, errs.E("wait for "+string(wait.op), errs.Kind(ctx.Err()), s.key.String(), ctx.Err())
+		}
+		if !again {
+			return wait.reply, wait.err
+		}
+	}
+}
+
+// decide moves the state by one event and stores what must be known after a crash. mu is held.
+func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, error) {
+	next, cmds, err := core.Decide(s.st, ev)
+	if r := core.RefusalOf(err); r != nil {
+		return nil, errs.E("", r.Kind, s.key.String(), r)
+	}
+	rec := s.rec
+	rec.Generation, rec.Epoch, rec.Phase = next.Generation, next.Epoch, string(next.Phase)
+	rec.Spent, rec.Slept, rec.LastActivity = next.Spent, next.Slept, next.LastActivity
+	if starts(cmds) == core.OpWake {
+		s.fill(&rec, req)
+	}
+	if end, ok := ev.(core.Ended); ok && !end.Failed {
+		rec.Reply = toJSON(req)
+	}
+	if stored(s.st, next) {
+		rec.Changed = time.Now().UTC()
+		if err := s.h.inv.Put(rec); err != nil {
+			if _, ok := ev.(core.Ended); !ok {
+				return nil, err
+			}
+			s.h.log.Error("cannot store the end of an operation", "session", s.key, "error", err)
+		}
+		s.touched = s.h.lease.now()
+	}
+	s.st, s.rec = next, rec
+	return cmds, nil
+}
+
+// stored reports whether the change must survive a crash: all but work and activity.
+func stored(a, b core.State) bool {
+	a.Running, a.Work, a.LastActivity = b.Running, b.Work, b.LastActivity
+	return a != b
+}
+
+func starts(cmds []core.Command) core.Op {
+	for _, c := range cmds {
+		if st, ok := c.(core.Start); ok {
+			return st.Op
+		}
+	}
+	return ""
+}
+
+// command runs commands. mu is held. wait is the operation that the caller waits for, and again
+// says that it then decides once more.
+func (s *session) command(cmds []core.Command, req proto.Message) (wait *operation, again bool, settled proto.Message) {
+	reason := ""
+	for _, c := range cmds {
+		switch c := c.(type) {
+		case core.Start:
+			wait = s.start(c.Op, req, reason)
+		case core.Cancel:
+			s.op.cancel()
+		case core.Join:
+			wait = s.op
+		case core.Retry:
+			wait, again = s.op, true
+		case core.Settled:
+			settled = s.settled(req)
+		case core.Unserve:
+			reason = c.Reason
+		case core.Report:
+			s.h.report(s.rec, c)
+		}
+	}
+	return wait, again, settled
+}
+
+// start begins an operation. mu is held.
+func (s *session) start(op core.Op, req proto.Message, reason string) *operation {
+	o := &operation{op: op, req: req, rec: s.rec, sb: s.sb, reason: reason, done: make(chan struct{})}
+	o.ctx, o.cancel = context.WithCancel(s.h.ctx)
+	s.op, s.sb = o, nil
+	if o.sb != nil {
+		s.h.unlink(o.sb)
+	}
+	s.h.ops.Add(1)
+	go func() {
+		defer s.h.ops.Done()
+		defer o.cancel()
+		s.perform(o)
+	}()
+	return o
+}
+
+// perform runs an operation to its end.
+func (s *session) perform(o *operation) {
+	if o.sb != nil && o.sb.box != nil {
+		o.sb.box.Close(o.reason)
+	}
+	var sb *sandbox
+	switch o.op {
+	case core.OpWake:
+		o.reply, sb, o.err = s.wake(o)
+	case core.OpSleep:
+		o.reply, o.err = s.sleep(o)
+	case core.OpDrop:
+		o.err = s.drop(o)
+	case core.OpDelete:
+		o.reply, o.err = s.erase(o)
+	}
+	s.mu.Lock()
+	ended := core.Ended{Op: o.op, At: time.Now(), Failed: o.err != nil}
+	cmds, err := s.decide(ended, o.reply)
+	if err != nil {
+		s.h.log.Error("the end of an operation was refused", "session", s.key, "op", o.op, "error", err)
+	}
+	s.op = nil
+	if sb != nil {
+		s.sb = sb
+		s.h.link(sb, s)
+	}
+	s.mu.Unlock()
+	if sb != nil && len(cmds) > 0 {
+		if err := s.serve(sb, nil); err != nil && o.err == nil {
+			o.reply, o.err = nil, err
+		}
+	}
+	close(o.done)
+}
+
+func (h *host) link(sb *sandbox, s *session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.bySand[sb.ID] = s
+}
+
+func (h *host) unlink(sb *sandbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.bySand, sb.ID)
+	delete(h.oom, sb.ID)
+}
+
+// binding is what a grant for the session must name.
+func (s *session) binding() grant.Binding {
+	return grant.Binding{Tenant: s.rec.Tenant, Session: s.key, Generation: s.st.Generation, Epoch: s.st.Epoch, Host: s.h.id}
+}
+
+func stamp(e ids.Epoch) *corev1.Stamp {
+	return &corev1.Stamp{Incarnation: e.Incarnation, Index: e.Index}
+}
+
+func toJSON(m proto.Message) json.RawMessage {
+	if m == nil {
+		return nil
+	}
+	b, err := protojson.Marshal(m)
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// fromJSON reads what toJSON wrote, also by a newer version.
+func fromJSON(raw json.RawMessage, m proto.Message) error {
+	if len(raw) == 0 {
+		return errs.E("read stored answer", errkind.NotFound, "", "there is none")
+	}
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, m)
+}

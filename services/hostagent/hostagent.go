@@ -1,0 +1,248 @@
+// Package hostagent owns everything on one host: sandboxes, the claim itself, disks, limits, last
+// activity and the data plane. It guarantees that
+//
+//   - it acts on a session only by an exact match of generation and epoch, and only while its lease
+//     holds, which it counts on its own clock from before the renewal was sent;
+//   - a wake hands out the session's newest disk or refuses; it never makes a blank one for a
+//     session that has files; ready means that the guest answered in this very epoch;
+//   - a sleep is refused while there is work, in the same critical section that admits work, and is
+//     answered only when the manifest is committed and no compute is left;
+//   - everything made is in one inventory or found by the driver, whatever crashed: a start adopts
+//     every live sandbox that scheduler's fresh and complete answer says is owned, and a sweep
+//     removes compute that is not. No sweep removes a disk; only a delete does.
+//
+// Ordering: commands for one session run one at a time; those for different sessions at once.
+// Redelivery: every command is idempotent by its epoch. Backpressure: at most Config.MaxWakes wakes
+// run at once, more wait until their deadline.
+package hostagent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/box"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/image"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+)
+
+// Loader finds the image that a reference names: an OCI layout, an archive or a registry reference.
+type Loader = image.Loader
+
+// Preflight says in one clear sentence why this host cannot run sessions. It makes nothing.
+func Preflight(cfg Config) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	if err := drivers[cfg.Driver].preflight(cfg); err != nil {
+		return err
+	}
+	if cfg.Driver == driverNull {
+		return nil
+	}
+	if st, err := os.Stat(cfg.Guest); err != nil || st.Mode()&0o111 == 0 {
+		return errs.Errorf("check this host", errkind.Unavailable, "the guest agent %q is not there or not executable", cfg.Guest)
+	}
+	return disk.Preflight(filepath.Join(cfg.Dir, "disks"), cfg.Disk.Reserve)
+}
+
+// Run serves the host until ctx ends. conn is the identity host-<id>; load finds images (unused by
+// the null driver); ready, when not nil, is called once sessions can be placed here. When ctx ends,
+// running sandboxes stay for the next Run.
+func Run(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slog.Logger, ready func()) error {
+	if err := Preflight(cfg); err != nil {
+		return err
+	}
+	h, err := open(ctx, cfg, conn, load, log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.run(ctx, ready), h.close())
+}
+
+// open opens what the host keeps, in the order in which it is needed.
+func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slog.Logger) (h *host, err error) {
+	if log == nil {
+		log = slog.Default()
+	}
+	log = log.With("host", cfg.Host)
+	h = &host{
+		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
+		lease: newLease(cfg.Margin), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
+		ready: make(chan struct{}), rejoin: make(chan struct{}, 1),
+		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+			h = nil
+		}
+	}()
+	if h.key, err = hostKey(filepath.Join(cfg.Dir, "host.key")); err != nil {
+		return h, err
+	}
+	if h.inv, err = inventory.Open(filepath.Join(cfg.Dir, "inventory.db")); err != nil {
+		return h, err
+	}
+	if err = h.load(); err != nil {
+		return h, err
+	}
+	if h.drv, err = drivers[cfg.Driver].open(ctx, cfg, log); err != nil {
+		return h, err
+	}
+	h.caps = h.drv.Capabilities()
+	if h.tiers, err = offered(cfg.Tiers, h.caps); err != nil {
+		return h, err
+	}
+	if err = h.openDisks(ctx, load); err != nil {
+		return h, err
+	}
+	h.box = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log})
+	return h, nil
+}
+
+func (h *host) openDisks(ctx context.Context, load Loader) error {
+	if !h.caps.Disk {
+		h.disks = newNullDisks()
+		h.cfg.Capacity = h.cfg.Capacity.measured(1 << 50)
+		return nil
+	}
+	store, err := disk.Open(ctx, disk.Config{
+		Dir: filepath.Join(h.cfg.Dir, "disks"), Reserve: h.cfg.Disk.Reserve,
+		Blanks: disk.Blanks{Sizes: h.cfg.Disk.Sizes, Ready: h.cfg.Disk.Ready}, Log: h.log,
+	})
+	if err != nil {
+		return err
+	}
+	h.disks = store
+	if h.images, err = image.Open(filepath.Join(h.cfg.Dir, "images"), load); err != nil {
+		return err
+	}
+	sp, err := store.Space()
+	if err != nil {
+		return err
+	}
+	h.cfg.Capacity = h.cfg.Capacity.measured(sp.Room())
+	return nil
+}
+
+// load reads what an earlier process knew.
+func (h *host) load() error {
+	recs, err := h.inv.All()
+	if err != nil {
+		return err
+	}
+	for _, r := range recs {
+		s := h.session(r.Session)
+		s.rec = r
+		s.st = core.State{
+			Phase: core.Phase(r.Phase), Generation: r.Generation, Epoch: r.Epoch,
+			Spent: r.Spent, Slept: r.Slept, LastActivity: r.LastActivity,
+		}
+	}
+	return nil
+}
+
+// stopTime is what operations under way get to end when the process is stopped; what does not end
+// goes on at the next start.
+const stopTime = 10 * time.Second
+
+func (h *host) run(ctx context.Context, ready func()) error {
+	opCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	h.ctx = opCtx
+	svc, err := h.conn.Serve(ctx, bus.ServiceConfig{Name: "host", Description: "everything on one host", Metadata: map[string]string{"host": string(h.id)}})
+	if err != nil {
+		return err
+	}
+	if err := h.endpoints(svc); err != nil {
+		return errors.Join(err, svc.Stop(ctx))
+	}
+	bg, stopBg := context.WithCancel(ctx)
+	defer stopBg()
+	if err := h.begin(bg); err != nil {
+		return errors.Join(err, svc.Stop(bg))
+	}
+	h.ops.Go(func() { h.watch(bg) })
+	h.ops.Go(func() { h.sweeps(bg) })
+	close(h.ready)
+	if ready != nil {
+		ready()
+	}
+	<-ctx.Done()
+	return h.finish(svc, cancel)
+}
+
+// begin joins, takes over what runs, cleans what is not owned, and keeps the lease from then on.
+func (h *host) begin(ctx context.Context) error {
+	var own ownership
+	err := h.persist(ctx, func(context.Context) (err error) {
+		own, err = h.join(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	h.ops.Go(func() { h.keepLease(ctx) })
+	if err := h.persist(ctx, func(ctx context.Context) error { return h.recover(ctx, own) }); err != nil {
+		return err
+	}
+	if err := h.sweep(ctx, own); err != nil {
+		h.log.Warn("the first sweep is not complete", "error", err)
+	}
+	h.tellFacts(ctx, true)
+	return nil
+}
+
+// finish lets requests and operations end within stopTime.
+func (h *host) finish(svc *bus.Service, cancel context.CancelFunc) error {
+	ctx, stop := context.WithTimeout(context.Background(), stopTime)
+	defer stop()
+	err := svc.Stop(ctx)
+	h.box.Close()
+	done := make(chan struct{})
+	go func() { h.ops.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		cancel()
+		<-done
+	}
+	return err
+}
+
+// close lets go of everything; sandboxes run on.
+func (h *host) close() error {
+	var out []error
+	if h.box != nil {
+		h.box.Close()
+	}
+	for _, s := range h.all() {
+		s.mu.Lock()
+		if s.sb != nil && s.sb.guest != nil {
+			out = append(out, s.sb.guest.Close())
+		}
+		s.sb = nil
+		s.mu.Unlock()
+	}
+	if h.drv != nil {
+		out = append(out, h.drv.Close())
+	}
+	if h.disks != nil {
+		out = append(out, h.disks.Close())
+	}
+	if h.inv != nil {
+		out = append(out, h.inv.Close())
+	}
+	return errors.Join(out...)
+}

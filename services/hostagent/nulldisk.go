@@ -1,0 +1,155 @@
+package hostagent
+
+import (
+	"context"
+	"sync"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// nullDisks stands in for a store where the driver uses no disks: it keeps the records and their
+// rules, in memory, and no bytes. It serves tests and benchmarks of the control plane.
+type nullDisks struct {
+	mu    sync.Mutex
+	disks map[disk.Key]*nullDisk
+}
+
+type nullDisk struct {
+	rec      disk.Record
+	attached bool
+}
+
+func newNullDisks() *nullDisks { return &nullDisks{disks: map[disk.Key]*nullDisk{}} }
+
+func (n *nullDisks) find(op string, k disk.Key) (*nullDisk, error) {
+	d := n.disks[k]
+	if d == nil {
+		return nil, errs.E(op, errkind.NotFound, k.String(), "this host has no disk of the session")
+	}
+	return d, nil
+}
+
+func (n *nullDisks) Attach(_ context.Context, w disk.Want) (disk.Attachment, error) {
+	const op = "attach disk"
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d := n.disks[w.Key]
+	switch {
+	case d == nil && !w.Fresh:
+		return disk.Attachment{}, errs.E(op, errkind.NotFound, w.Key.String(), "this host has no disk of the session")
+	case d == nil:
+		d = &nullDisk{rec: disk.Record{
+			Format: disk.Format, Session: w.Session, Generation: w.Generation, State: disk.Blank,
+			Size: w.Size, Image: w.Image, Ephemeral: w.Ephemeral,
+		}}
+		n.disks[w.Key] = d
+	case w.Fresh && d.rec.State != disk.Blank:
+		return disk.Attachment{}, errs.E(op, errkind.Conflict, w.Key.String(), "asked for a fresh disk, but this generation was already active here")
+	case !w.Fresh && !d.rec.Usable(w.Head, w.LastActive):
+		return disk.Attachment{}, errs.E(op, errkind.StaleEpoch, w.Key.String(), "the local disk is not the newest")
+	case d.attached && d.rec.Attached != w.Epoch:
+		return disk.Attachment{}, errs.E(op, errkind.Busy, w.Key.String(), "the disk is attached for another epoch")
+	}
+	created := d.rec.State == disk.Blank
+	if !w.LastActive.IsZero() && d.rec.State != disk.Clean {
+		d.rec.State, d.rec.Epoch = disk.Dirty, w.LastActive
+	}
+	d.rec.Attached, d.attached = w.Epoch, true
+	return disk.Attachment{Record: d.rec, Created: created}, nil
+}
+
+func (n *nullDisks) Activate(k disk.Key, epoch ids.Epoch) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("activate disk", k)
+	if err != nil {
+		return err
+	}
+	if d.rec.Attached != epoch {
+		return errs.E("activate disk", errkind.StaleEpoch, k.String(), "the disk is attached for another epoch")
+	}
+	d.rec.State, d.rec.Epoch = disk.Dirty, epoch
+	return nil
+}
+
+func (n *nullDisks) Detach(_ context.Context, k disk.Key) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if d := n.disks[k]; d != nil {
+		d.attached = false
+	}
+	return nil
+}
+
+func (n *nullDisks) Delete(_ context.Context, k disk.Key) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.disks, k)
+	return nil
+}
+
+func (n *nullDisks) Seal(_ context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("seal disk", k)
+	if err != nil {
+		return disk.Manifest{}, err
+	}
+	if d.rec.Attached != epoch {
+		return disk.Manifest{}, errs.E("seal disk", errkind.StaleEpoch, k.String(), "the disk belongs to another epoch")
+	}
+	d.attached = false
+	m := disk.Manifest{Session: k.Session, Generation: k.Generation, Epoch: epoch, Parent: d.rec.Base, Image: d.rec.Image, Size: d.rec.Size}
+	if d.rec.State == disk.Clean {
+		m.Parent, m.ID = "", d.rec.Base
+		return m, nil
+	}
+	d.rec.State, d.rec.Epoch = disk.Dirty, epoch
+	m.ID = "n" + k.Generation.String() + "-" + epoch.String()
+	return m, nil
+}
+
+func (n *nullDisks) Commit(m disk.Manifest) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("commit disk", disk.Key{Session: m.Session, Generation: m.Generation})
+	if err != nil {
+		return err
+	}
+	d.rec.State, d.rec.Base = disk.Clean, m.ID
+	return nil
+}
+
+func (n *nullDisks) List() (disk.Inventory, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var inv disk.Inventory
+	for k, d := range n.disks {
+		inv.Disks = append(inv.Disks, disk.Disk{ID: k, Record: d.rec, Mounted: d.attached})
+	}
+	return inv, nil
+}
+
+func (n *nullDisks) Sweep(_ context.Context, judge func(disk.Disk) disk.Verdict) (disk.Swept, error) {
+	inv, err := n.List()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out disk.Swept
+	for _, d := range inv.Disks {
+		switch v := judge(d); {
+		case v == disk.Remove:
+			delete(n.disks, d.ID)
+			out.Deleted = append(out.Deleted, d.ID)
+		case v == disk.KeepDetached && d.Mounted && n.disks[d.ID] != nil:
+			n.disks[d.ID].attached = false
+			out.Detached = append(out.Detached, d.ID)
+		}
+	}
+	return out, err
+}
+
+func (n *nullDisks) Space() (disk.Space, error) { return disk.Space{Free: 1 << 40}, nil }
+func (n *nullDisks) Close() error               { return nil }

@@ -1,0 +1,143 @@
+package hostagent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+)
+
+// place is the content of /run/berth/session.json: what this sandbox is right now. The field names
+// are stable. Text is for the prompt of an agent.
+type place struct {
+	Version  int         `json:"version"`
+	Session  string      `json:"session"`
+	Name     string      `json:"session_name"`
+	Tier     string      `json:"tier"`
+	Why      string      `json:"tier_reason,omitempty"`
+	Template string      `json:"template,omitempty"`
+	Image    string      `json:"image,omitempty"`
+	Limits   placeLimits `json:"limits"`
+	Network  string      `json:"network"`
+	Persists string      `json:"persists"`
+	Idle     float64     `json:"idle_seconds"`
+	Retained float64     `json:"retention_seconds,omitempty"`
+	Origin   string      `json:"origin"`
+	Since    time.Time   `json:"awake_since"`
+	Text     []string    `json:"text"`
+}
+
+type placeLimits struct {
+	CPUs   float64 `json:"cpus"`
+	Memory uint64  `json:"memory_bytes"`
+	PIDs   uint32  `json:"processes"`
+	Disk   uint64  `json:"disk_bytes"`
+}
+
+func tierName(t corev1.Tier) string {
+	return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_"))
+}
+
+func tierOf(name string) corev1.Tier {
+	return corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(name)])
+}
+
+func originName(o corev1.Origin) string {
+	return strings.ToLower(strings.TrimPrefix(o.String(), "ORIGIN_"))
+}
+
+// describe states what a sandbox is.
+func describe(session, name string, t *corev1.Terms, image string, o corev1.Origin, now time.Time) place {
+	l := t.GetLimits()
+	p := place{
+		Version: 1, Session: session, Name: name, Tier: tierName(t.GetTier()), Why: t.GetTierReason(),
+		Template: t.GetTemplate(), Image: image, Network: "none", Origin: originName(o), Since: now.UTC(),
+		Limits:   placeLimits{float64(l.GetCpuMillis()) / 1000, l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes()},
+		Idle:     t.GetIdle().AsDuration().Seconds(),
+		Retained: t.GetRetention().AsDuration().Seconds(),
+	}
+	p.Persists = "every file outside /tmp, /run, /proc, /sys and /dev"
+	if t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL {
+		p.Persists, p.Retained = "nothing", 0
+	}
+	p.Text = p.sentences(t.GetPersistence())
+	return p
+}
+
+func (p place) sentences(persistence corev1.Persistence) []string {
+	out := []string{
+		fmt.Sprintf("This is a private Linux sandbox of isolation tier %s.", p.Tier),
+		fmt.Sprintf("It has %g CPU cores, %s of memory, at most %d processes and a disk of %s.",
+			p.Limits.CPUs, size(p.Limits.Memory), p.Limits.PIDs, size(p.Limits.Disk)),
+		"It has no network: nothing outside can be reached, and packages cannot be downloaded from here.",
+	}
+	if persistence == corev1.Persistence_PERSISTENCE_EPHEMERAL {
+		out = append(out, "Nothing persists: when the session is closed or idle, all its files are gone.")
+	} else {
+		out = append(out, "Files persist while the session sleeps, also installed packages, except below /tmp and /run; processes do not.")
+	}
+	if p.Idle > 0 {
+		out = append(out, fmt.Sprintf("It sleeps after %s without a running command, and wakes at the next request.",
+			time.Duration(p.Idle*float64(time.Second)).Round(time.Second)))
+	}
+	switch p.Origin {
+	case "created":
+		out = append(out, "It is new: its home is empty.")
+	case "resumed":
+		out = append(out, "It was used before: the files of the last time are here.")
+	}
+	return out
+}
+
+func size(n uint64) string {
+	switch {
+	case n >= gib:
+		return fmt.Sprintf("%.3g GiB", float64(n)/gib)
+	default:
+		return fmt.Sprintf("%.3g MiB", float64(n)/(1<<20))
+	}
+}
+
+func (p place) json() []byte {
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return []byte("{}") // cannot happen: the type holds nothing that JSON lacks
+	}
+	return append(b, '\n')
+}
+
+const placeFile = "session.json"
+
+// write puts the text into a run folder in one step, so that a reader inside sees the old or the
+// new one whole.
+func writePlace(dir string, text []byte) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the sandbox's run folder: %w", err)
+	}
+	tmp := filepath.Join(dir, "."+placeFile+".new")
+	if err := os.WriteFile(tmp, text, 0o644); err != nil {
+		return fmt.Errorf("write session.json: %w", err)
+	}
+	// Modes are as given whatever the umask is: another user inside must be able to read it.
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(tmp, 0o644)); err != nil {
+		return fmt.Errorf("write session.json: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(dir, placeFile)); err != nil {
+		return fmt.Errorf("write session.json: %w", err)
+	}
+	return nil
+}
+
+// placeText is the text for a sandbox that was taken over without one. mu is held.
+func (s *session) placeText() []byte {
+	var t corev1.Terms
+	if err := fromJSON(s.rec.Terms, &t); err != nil {
+		s.h.log.Warn("the terms of a session are not known", "session", s.key, "error", err)
+	}
+	return describe(string(s.key), s.rec.Name, &t, "", corev1.Origin_ORIGIN_RESUMED, time.Now()).json()
+}

@@ -1,0 +1,201 @@
+package hostagent
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+)
+
+// endTime bounds a sleep, drop or delete; the next command goes on where it stopped.
+const endTime = 2 * time.Minute
+
+// stopWait bounds the attempts to stop one sandbox.
+const stopWait = 30 * time.Second
+
+// timed runs one step after another and notes their times.
+type timed struct {
+	ctx    context.Context
+	began  time.Time
+	timing corev1.Timing
+	err    error
+}
+
+func newTimed(ctx context.Context) *timed { return &timed{ctx: ctx, began: time.Now()} }
+
+// do runs a step unless an earlier one failed.
+func (t *timed) do(name string, f func(context.Context) error) {
+	if t.err == nil {
+		t.err = t.ctx.Err()
+	}
+	if t.err != nil {
+		return
+	}
+	ctx, span := obs.Start(t.ctx, name)
+	start := time.Now()
+	err := f(ctx)
+	obs.End(span, err)
+	t.timing.Steps = append(t.timing.Steps, &corev1.Step{
+		Name: name, Start: durationpb.New(start.Sub(t.began)), Took: durationpb.New(time.Since(start)),
+	})
+	t.timing.Total = durationpb.New(time.Since(t.began))
+	t.err = errs.Wrap(name, "", err)
+}
+
+// sleep stops processes, takes the compute away, commits the manifest, and answers only then. Each
+// step is idempotent, so a sleep that failed goes on with the next request.
+func (s *session) sleep(o *operation) (proto.Message, error) {
+	ctx, cancel := context.WithTimeout(o.ctx, endTime)
+	defer cancel()
+	h, k := s.h, o.diskKey()
+	t := newTimed(ctx)
+	began := time.Now()
+	var m disk.Manifest
+	t.do("host.lease", func(context.Context) error { return h.lease.check() })
+	t.do("host.guest.quiesce", func(ctx context.Context) error { s.quiesce(ctx, o.sb); return nil })
+	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
+	t.do("host.disk.seal", func(ctx context.Context) (err error) {
+		m, err = h.disks.Seal(ctx, k, o.rec.Epoch)
+		return err
+	})
+	t.do("host.manifest.commit", func(ctx context.Context) error { return s.commit(ctx, o, m) })
+	t.do("host.disk.commit", func(context.Context) error { return h.disks.Commit(m) })
+	h.meters.sleep(time.Since(began), t.err)
+	if t.err != nil {
+		return nil, errs.Wrap("sleep", s.key.String(), t.err)
+	}
+	return &hostv1.SleepReply{Manifest: h.manifest(m), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
+}
+
+func parentOf(req proto.Message) string {
+	if r, ok := req.(*hostv1.SleepRequest); ok {
+		return r.GetParent()
+	}
+	return ""
+}
+
+func (o *operation) diskKey() disk.Key {
+	return disk.Key{Session: o.rec.Session, Generation: o.rec.Generation}
+}
+
+// quiesce asks the guest to end its processes. A guest that does not answer is killed anyway.
+func (s *session) quiesce(ctx context.Context, sb *sandbox) {
+	if sb == nil || sb.guest == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.Grace+5*time.Second)
+	defer cancel()
+	q, err := sb.guest.Quiesce(ctx, s.h.cfg.Grace)
+	if err != nil || q.Remaining > 0 {
+		s.h.log.Warn("processes did not end in time", "session", s.key, "remaining", q.Remaining, "error", err)
+	}
+}
+
+// remove takes all compute away; the disk stays attached.
+func (s *session) remove(ctx context.Context, o *operation) error {
+	if o.sb != nil && o.sb.guest != nil {
+		_ = o.sb.guest.Close()
+	}
+	if o.rec.Sandbox == "" {
+		return nil
+	}
+	id := ids.SandboxID(o.rec.Sandbox)
+	if err := s.h.stop(ctx, id); err != nil {
+		return err
+	}
+	return os.RemoveAll(s.h.runFolder(id))
+}
+
+// stop stops a sandbox, again while a mount is busy or the runtime does not answer.
+func (h *host) stop(ctx context.Context, id ids.SandboxID) error {
+	deadline := time.Now().Add(stopWait)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := h.drv.Stop(ctx, id)
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) ||
+			!errs.Is(err, errkind.Busy) && !errs.Is(err, errkind.Unavailable) {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// commit moves the session's head to m, unless it is there already.
+func (s *session) commit(ctx context.Context, o *operation, m disk.Manifest) error {
+	if m.ID == "" || m.ID == parentOf(o.req) {
+		return nil
+	}
+	if err := s.h.lease.check(); err != nil {
+		return err
+	}
+	return s.h.commitManifest(ctx, refOf(o.rec), s.h.manifest(m))
+}
+
+func refOf(r inventory.Record) *corev1.SessionRef {
+	return &corev1.SessionRef{
+		Tenant: string(r.Tenant), Session: string(r.Session),
+		Generation: stamp(ids.Epoch(r.Generation)), Epoch: stamp(r.Epoch),
+	}
+}
+
+func (h *host) manifest(m disk.Manifest) *corev1.Manifest {
+	return &corev1.Manifest{
+		Id: m.ID, Generation: stamp(ids.Epoch(m.Generation)), Epoch: stamp(m.Epoch), Parent: m.Parent,
+		ImageDigest: m.Image, TakenAt: timestamppb.Now(), SizeBytes: m.Size, AllocatedBytes: m.Allocated, Host: string(h.id),
+	}
+}
+
+// drop takes all compute away and leaves the disk as it is.
+func (s *session) drop(o *operation) error {
+	ctx, cancel := context.WithTimeout(o.ctx, endTime)
+	defer cancel()
+	if err := s.remove(ctx, o); err != nil {
+		return errs.Wrap("remove compute", s.key.String(), err)
+	}
+	return errs.Wrap("remove compute", s.key.String(), s.h.disks.Detach(ctx, o.diskKey()))
+}
+
+// erase removes compute and disk.
+func (s *session) erase(o *operation) (proto.Message, error) {
+	ctx, cancel := context.WithTimeout(o.ctx, endTime)
+	defer cancel()
+	if err := s.remove(ctx, o); err != nil {
+		return nil, errs.Wrap("delete", s.key.String(), err)
+	}
+	if err := s.h.disks.Delete(ctx, o.diskKey()); err != nil {
+		return nil, errs.Wrap("delete", s.key.String(), err)
+	}
+	return &hostv1.DeleteReply{Removed: true}, nil
+}
+
+// settled returns the stored outcome of the epoch. mu is held.
+func (s *session) settled(req proto.Message) proto.Message {
+	var out proto.Message
+	switch req.(type) {
+	case *hostv1.WakeRequest:
+		out = &hostv1.WakeReply{}
+	case *hostv1.SleepRequest:
+		out = &hostv1.SleepReply{}
+	default:
+		return nil
+	}
+	if err := fromJSON(s.rec.Reply, out); err != nil && len(s.rec.Reply) > 0 {
+		s.h.log.Warn("a settled epoch has no stored answer", "session", s.key, "error", err)
+	}
+	return out
+}

@@ -1,0 +1,341 @@
+package hostagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// emptyAnswers is how many answers in a row must say that nothing is owned before live compute is
+// taken for unowned: one could come from a control plane that lost its state.
+const emptyAnswers = 3
+
+// forgetAfter is how long an absent session that is not owned is remembered, so that late commands
+// of its old epochs are refused.
+const forgetAfter = time.Hour
+
+// sweeps joins and sweeps at intervals and when asked to, until ctx ends.
+func (h *host) sweeps(ctx context.Context) {
+	tick := time.NewTicker(h.cfg.Sweep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-h.rejoin:
+		}
+		own, err := h.join(ctx)
+		if err == nil {
+			err = h.sweep(ctx, own)
+		}
+		if err != nil && ctx.Err() == nil {
+			h.log.Warn("the sweep is not complete", "error", err)
+		}
+		h.tellFacts(ctx, false)
+	}
+}
+
+// sweep brings the host to what it owns. It needs an answer of scheduler that is positive, fresh
+// and complete, and a driver that can list; without either nothing is touched.
+func (h *host) sweep(ctx context.Context, own ownership) error {
+	found, err := h.drv.List(ctx)
+	if err != nil {
+		return errs.Wrap("sweep", string(h.id), err)
+	}
+	if !h.credible(own, found) {
+		return nil
+	}
+	var failed []error
+	for _, ref := range own.erased {
+		failed = append(failed, h.eraseFor(ctx, ref))
+	}
+	for _, s := range h.all() {
+		failed = append(failed, s.compare(own))
+	}
+	for _, f := range found {
+		if !h.isOurs(f) {
+			h.log.Info("removing a sandbox that nobody owns", "sandbox", f.ID, "parts", f.Parts)
+			failed = append(failed, h.stop(ctx, f.ID))
+		}
+	}
+	failed = append(failed, h.sweepFolders())
+	swept, err := h.disks.Sweep(ctx, h.judge)
+	if n := len(swept.Detached) + len(swept.Strays); n > 0 {
+		h.log.Info("detached disks that no sandbox uses", "disks", len(swept.Detached), "strays", swept.Strays)
+	}
+	failed = append(failed, err)
+	h.forget(own)
+	return errors.Join(failed...)
+}
+
+// credible refuses an answer that says nothing is owned while sandboxes run here, until it was
+// given several times in a row.
+func (h *host) credible(own ownership, found []driver.Found) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	erased := map[string]bool{}
+	for _, ref := range own.erased {
+		erased[ref.GetSession()] = true
+	}
+	live := 0
+	for _, f := range found {
+		if f.State == driver.Running && !erased[string(f.Session)] {
+			live++
+		}
+	}
+	if len(own.owned) > 0 || live == 0 {
+		h.empties = 0
+		return true
+	}
+	h.empties++
+	if h.empties >= emptyAnswers {
+		return true
+	}
+	h.log.Error("scheduler says that this host owns nothing, but sandboxes run here; nothing is removed",
+		"sandboxes", live, "answers", h.empties)
+	return false
+}
+
+func (h *host) eraseFor(ctx context.Context, ref *corev1.SessionRef) error {
+	key, err := ids.ParseSessionKey(ref.GetSession())
+	if err != nil {
+		return errs.E("erase", errkind.Internal, "", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	_, err = h.session(key).delete(ctx, grant.GenerationOf(ref.GetGeneration()), &hostv1.DeleteRequest{Session: ref})
+	return err
+}
+
+// compare brings one session to what scheduler says of it. What changed here after scheduler was
+// asked is left to the next sweep.
+func (s *session) compare(own ownership) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.op != nil || s.touched >= own.asked {
+		return nil
+	}
+	o := own.owned[s.key]
+	exact := o != nil && grant.GenerationOf(o.GetSession().GetGeneration()) == s.st.Generation &&
+		grant.EpochOf(o.GetSession().GetEpoch()) == s.st.Epoch
+	switch {
+	case exact && o.GetState() == corev1.State_STATE_ACTIVE:
+		if s.st.Phase == core.Absent && !s.st.Slept {
+			// An earlier report may have been lost with this process's predecessor.
+			s.h.report(s.rec, core.Report{What: "exited", Reason: "the host has no sandbox of it"})
+			return nil
+		}
+		if s.st.Phase == core.Awake {
+			return nil
+		}
+	case exact && o.GetState() == corev1.State_STATE_WAKING && s.st.Phase == core.Awake,
+		exact && o.GetState() == corev1.State_STATE_SLEEPING && (s.st.Phase == core.Awake || s.st.Phase == core.Sleeping):
+		return nil // the command that is under way settles it
+	}
+	cmds, err := s.decide(core.Disown{}, nil)
+	if err != nil {
+		return err
+	}
+	s.command(cmds, nil)
+	return nil
+}
+
+// isOurs reports whether a sandbox is the current one of a session that has compute or is at it.
+func (h *host) isOurs(f driver.Found) bool {
+	h.mu.Lock()
+	s := h.sessions[f.Session]
+	h.mu.Unlock()
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.Sandbox == string(f.ID) && (s.st.Phase != core.Absent || s.op != nil)
+}
+
+// judge keeps a disk attached as long as its session has compute or is at it. No sweep removes a
+// disk: only a delete does.
+func (h *host) judge(d disk.Disk) disk.Verdict {
+	h.mu.Lock()
+	s := h.sessions[d.ID.Session]
+	h.mu.Unlock()
+	if s == nil {
+		return disk.KeepDetached
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.op != nil || s.st.Generation == d.ID.Generation && s.st.Phase != core.Absent {
+		return disk.Keep
+	}
+	return disk.KeepDetached
+}
+
+// sweepFolders removes run folders of sandboxes that are gone.
+func (h *host) sweepFolders() error {
+	entries, err := os.ReadDir(filepath.Join(h.cfg.Dir, "run"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return errs.E("sweep run folders", errkind.Internal, "", err)
+	}
+	keep := map[string]bool{}
+	for _, s := range h.all() {
+		s.mu.Lock()
+		if s.st.Phase != core.Absent || s.op != nil {
+			keep[s.rec.Sandbox] = true
+		}
+		s.mu.Unlock()
+	}
+	var failed []error
+	for _, e := range entries {
+		if !keep[e.Name()] {
+			failed = append(failed, os.RemoveAll(filepath.Join(h.cfg.Dir, "run", e.Name())))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// forget drops the records of sessions that were absent and unowned for long.
+func (h *host) forget(own ownership) {
+	for _, s := range h.all() {
+		s.mu.Lock()
+		idle := (s.st.Phase == core.Absent || s.st.Phase == "") && s.op == nil && own.owned[s.key] == nil
+		s.gone = idle && time.Since(s.rec.Changed) > forgetAfter
+		if s.gone {
+			h.mu.Lock()
+			delete(h.sessions, s.key)
+			h.mu.Unlock()
+			if err := h.inv.Remove(s.key); err != nil {
+				h.log.Warn("cannot forget a session", "session", s.key, "error", err)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// recover takes over what an earlier process left: it adopts every live sandbox that is owned, and
+// reports those that are gone. The sweep that follows cleans what is not owned.
+func (h *host) recover(ctx context.Context, own ownership) error {
+	found, err := h.drv.List(ctx)
+	if err != nil {
+		return errs.Wrap("take over sandboxes", string(h.id), err)
+	}
+	running := map[ids.SandboxID]driver.Found{}
+	for _, f := range found {
+		if f.State == driver.Running {
+			running[f.ID] = f
+		}
+	}
+	places := make(chan struct{}, 8)
+	var wg sync.WaitGroup
+	for key, o := range own.owned {
+		s := h.session(key)
+		id := driver.ID(key, grant.GenerationOf(o.GetSession().GetGeneration()), grant.EpochOf(o.GetSession().GetEpoch()))
+		wg.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			f, ok := running[id]
+			s.takeOver(ctx, o, f, ok)
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// takeOver adopts the sandbox of one owned session, or notes that there is none.
+func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, f driver.Found, live bool) {
+	switch o.GetState() {
+	case corev1.State_STATE_ACTIVE, corev1.State_STATE_WAKING, corev1.State_STATE_SLEEPING:
+	default:
+		return
+	}
+	s.mu.Lock()
+	s.learn(o)
+	usable := live && (s.st.Phase == core.Awake || s.st.Phase == core.Absent && !s.st.Spent && o.GetState() != corev1.State_STATE_WAKING)
+	s.mu.Unlock()
+	var fresh *sandbox
+	var running []string
+	reason := "the sandbox is gone"
+	if usable {
+		var err error
+		old := &sandbox{Sandbox: f.Sandbox, place: s.rec.Place}
+		if fresh, running, err = s.h.reattach(ctx, old); err != nil {
+			reason = "the guest does not answer: " + err.Error()
+		}
+	}
+	if fresh == nil {
+		s.miss(o, reason)
+		return
+	}
+	s.adopt(fresh, running)
+}
+
+// learn fills the record of a session whose own one is missing or of another epoch. mu is held.
+func (s *session) learn(o *schedulerv1.OwnedSession) {
+	g, e := grant.GenerationOf(o.GetSession().GetGeneration()), grant.EpochOf(o.GetSession().GetEpoch())
+	s.rec.Tenant = ids.Tenant(o.GetSession().GetTenant())
+	if s.st.Generation == g && s.st.Epoch == e {
+		return
+	}
+	if s.st.Phase != "" && s.st.Phase != core.Absent {
+		return // another epoch's compute: the sweep removes it first
+	}
+	s.st = core.State{Phase: core.Absent, Generation: g, Epoch: e}
+	s.rec.Generation, s.rec.Epoch, s.rec.Phase = g, e, string(core.Absent)
+	s.rec.Name, s.rec.Terms, s.rec.Tier = o.GetSessionName(), toJSON(o.GetTerms()), tierName(o.GetTerms().GetTier())
+	s.rec.Sandbox, s.rec.Reply, s.rec.Place = string(driver.ID(s.key, g, e)), nil, nil
+}
+
+// miss notes that an owned session has no compute here.
+func (s *session) miss(o *schedulerv1.OwnedSession, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.st.Phase == core.Awake {
+		cmds, err := s.decide(core.Lost{Epoch: s.st.Epoch, Reason: reason}, nil)
+		if err == nil {
+			s.command(cmds, nil)
+		}
+		return
+	}
+	if o.GetState() == corev1.State_STATE_ACTIVE && (s.st.Phase == core.Absent || s.st.Phase == "") && !s.st.Slept {
+		s.h.report(s.rec, core.Report{What: "exited", Reason: reason})
+	}
+}
+
+func (s *session) adopt(sb *sandbox, running []string) {
+	s.mu.Lock()
+	if len(sb.place) == 0 {
+		sb.place = s.placeText()
+	}
+	_, err := s.decide(core.Adopt{Generation: s.st.Generation, Epoch: s.st.Epoch, At: time.Now()}, nil)
+	if err == nil {
+		s.sb = sb
+		s.h.link(sb, s)
+	}
+	s.mu.Unlock()
+	if err == nil {
+		err = s.serve(sb, running)
+	}
+	if err != nil {
+		_ = sb.guest.Close()
+		s.h.log.Error("cannot take over a sandbox", "session", s.key, "error", err)
+		return
+	}
+	s.h.log.Info("took over a sandbox", "session", s.key, "sandbox", sb.ID, "execs", len(running))
+}

@@ -1,0 +1,253 @@
+package hostagent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
+	"github.com/berth-dev/berth/services/hostagent/internal/box"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// sandbox is compute that answered in its epoch.
+type sandbox struct {
+	driver.Sandbox
+	guest *hostend.Conn
+	box   *box.Box // nil until served; of session.mu
+	place []byte
+
+	activate  sync.Mutex
+	activated bool
+}
+
+// wakeTime bounds a wake whose request has no deadline.
+const wakeTime = 5 * time.Minute
+
+// fill writes down what a wake asks for, before anything is made.
+func (s *session) fill(rec *inventory.Record, req proto.Message) {
+	w, ok := req.(*hostv1.WakeRequest)
+	if !ok {
+		return
+	}
+	rec.Tenant, rec.Name = ids.Tenant(w.GetSession().GetTenant()), w.GetSessionName()
+	rec.Sandbox = string(driver.ID(s.key, rec.Generation, rec.Epoch))
+	rec.Tier, rec.Terms = tierName(w.GetTerms().GetTier()), toJSON(w.GetTerms())
+	rec.Reply, rec.Place, rec.Activated = nil, nil, false
+}
+
+// making is a wake under way.
+type making struct {
+	s     *session
+	req   *hostv1.WakeRequest
+	key   disk.Key
+	epoch ids.Epoch
+	image driver.Image
+	disk  disk.Attachment
+	sb    *sandbox
+}
+
+// wake makes the session's compute. After an error nothing of it is left, or the sweep finds it.
+func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err error) {
+	req, ok := o.req.(*hostv1.WakeRequest)
+	if !ok {
+		return nil, nil, errs.E("wake", errkind.Internal, s.key.String(), "it has no request")
+	}
+	deadline := time.Now().Add(wakeTime)
+	if d := req.GetDeadline(); d != nil && d.AsTime().Before(deadline) {
+		deadline = d.AsTime()
+	}
+	ctx, cancel := context.WithDeadline(o.ctx, deadline)
+	defer cancel()
+	began := time.Now()
+	if err := s.h.enter(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer s.h.leave()
+	queued := time.Since(began)
+	m := &making{s: s, req: req, epoch: grant.EpochOf(req.GetSession().GetEpoch())}
+	m.key = disk.Key{Session: s.key, Generation: grant.GenerationOf(req.GetSession().GetGeneration())}
+	times, err := s.h.steps.Run(ctx, m.table())
+	s.h.meters.wake(time.Since(began), err)
+	if err != nil {
+		return nil, nil, errs.Wrap("wake", s.key.String(), err)
+	}
+	out := &hostv1.WakeReply{Origin: m.origin(), ImageDigest: m.image.Digest, Timing: m.timing(times, queued, began)}
+	return out, m.sb, nil
+}
+
+// enter waits for one of the places of wakes.
+func (h *host) enter(ctx context.Context) error {
+	select {
+	case h.wakes <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return errs.E("wait for other wakes", errs.Kind(ctx.Err()), "", ctx.Err())
+	}
+}
+
+func (h *host) leave() { <-h.wakes }
+
+// table lists the steps of a wake with their undo.
+func (m *making) table() steps.Table {
+	h := m.s.h
+	id := driver.ID(m.key.Session, m.key.Generation, m.epoch)
+	return steps.Table{
+		{{Name: "host.image", Do: m.traced("host.image", m.findImage)}},
+		{
+			{Name: "host.disk.attach", Do: m.traced("host.disk.attach", m.attach), Undo: func(ctx context.Context) error { return h.disks.Detach(ctx, m.key) }},
+		},
+		{{Name: "host.place", Do: m.traced("host.place", m.writePlace), Undo: func(context.Context) error { return os.RemoveAll(h.runFolder(id)) }}},
+		{{Name: "host.driver.create", Do: m.traced("host.driver.create", m.create), Undo: func(ctx context.Context) error { return h.stop(ctx, id) }}},
+		{{Name: "host.guest.hello", Do: m.traced("host.guest.hello", m.hello), Undo: m.hangUp}},
+	}
+}
+
+// traced checks the lease before a step and makes it a span.
+func (m *making) traced(name string, do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := m.s.h.lease.check(); err != nil {
+			return err
+		}
+		ctx, span := obs.Start(ctx, name)
+		err := do(ctx)
+		obs.End(span, err)
+		return err
+	}
+}
+
+// findImage finds the image: for a new disk the one that the template names now, later the very one
+// that the disk is pinned to.
+func (m *making) findImage(ctx context.Context) error {
+	h, want := m.s.h, m.req.GetImageDigest()
+	if h.images == nil {
+		m.image = driver.Image{Digest: want}
+		return nil
+	}
+	var err error
+	if want != "" {
+		if m.image, err = h.images.Get(want); !errs.Is(err, errkind.NotFound) {
+			return err
+		}
+	}
+	ref := m.req.GetTerms().GetImage()
+	if known, ok := h.cfg.Images[ref]; ok {
+		ref = known
+	}
+	if ref == "" {
+		return errs.E("find image", errkind.Invalid, "", "the terms name no image")
+	}
+	if m.image, err = h.images.Ensure(ctx, ref); err != nil {
+		return err
+	}
+	if want != "" && m.image.Digest != want {
+		return errs.Errorf("find image", errkind.Unavailable,
+			"the disk is pinned to image %s, which is not on this host; %s is %s now", want, ref, m.image.Digest)
+	}
+	return nil
+}
+
+func (m *making) attach(ctx context.Context) error {
+	t := m.req.GetTerms()
+	a, err := m.s.h.disks.Attach(ctx, disk.Want{
+		Key: m.key, Epoch: m.epoch, Head: m.req.GetManifest(),
+		LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Fresh: m.req.GetFresh(),
+		Size: t.GetLimits().GetDiskBytes(), Image: m.image.Digest,
+		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL,
+	})
+	m.disk = a
+	return err
+}
+
+func (m *making) origin() corev1.Origin {
+	if m.req.GetFresh() {
+		return corev1.Origin_ORIGIN_CREATED
+	}
+	return corev1.Origin_ORIGIN_RESUMED
+}
+
+func (m *making) writePlace(context.Context) error {
+	p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), time.Now())
+	m.sb = &sandbox{place: p.json()}
+	if !m.s.h.caps.Disk {
+		return nil
+	}
+	return writePlace(m.s.h.runFolder(driver.ID(m.key.Session, m.key.Generation, m.epoch)), m.sb.place)
+}
+
+func (m *making) create(ctx context.Context) (err error) {
+	h, l := m.s.h, m.req.GetTerms().GetLimits()
+	spec := driver.Spec{
+		Session: m.key.Session, Generation: m.key.Generation, Epoch: m.epoch,
+		Tier: driver.Tier(tierName(m.req.GetTerms().GetTier())), Image: m.image, Disk: m.disk.Root,
+		Guest: h.cfg.Guest, Env: m.image.Env, Hostname: "berth",
+		Limits: driver.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids()},
+	}
+	spec.RunDir = h.runFolder(spec.ID())
+	m.sb.Sandbox, err = h.drv.Create(ctx, spec)
+	return err
+}
+
+func (m *making) hello(ctx context.Context) (err error) {
+	m.sb.guest, err = m.s.h.greet(ctx, m.sb.Channel)
+	return err
+}
+
+func (m *making) hangUp(context.Context) error {
+	if m.sb != nil && m.sb.guest != nil {
+		return m.sb.guest.Close()
+	}
+	return nil
+}
+
+// greet attaches to a guest and waits for its answer: only then it is ready.
+func (h *host) greet(ctx context.Context, ch driver.Channel) (*hostend.Conn, error) {
+	const op = "wait for the guest's hello"
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.Hello)
+	defer cancel()
+	pipe, err := hostend.OpenFIFOs(ch.Stdin, ch.Stdout)
+	if err != nil {
+		return nil, errs.E(op, errkind.Unavailable, "", err)
+	}
+	conn, err := hostend.Attach(ctx, pipe, pipe, hostend.Options{Log: h.log})
+	if err != nil {
+		_ = pipe.Close()
+		return nil, errs.E(op, errkind.Unavailable, "", err)
+	}
+	return conn, nil
+}
+
+func (h *host) runFolder(id ids.SandboxID) string { return filepath.Join(h.cfg.Dir, "run", string(id)) }
+
+// timing puts the steps of disk and driver below those of the wake.
+func (m *making) timing(times []steps.Time, queued time.Duration, began time.Time) *corev1.Timing {
+	t := &corev1.Timing{Total: durationpb.New(time.Since(began))}
+	add := func(name string, start, took time.Duration) {
+		t.Steps = append(t.Steps, &corev1.Step{Name: name, Start: durationpb.New(start), Took: durationpb.New(took)})
+	}
+	add("host.queue", 0, queued)
+	for _, s := range times {
+		add(s.Name, queued+s.Start, s.Took)
+		inner := map[string][]steps.Time{"host.disk.attach": m.disk.Steps, "host.driver.create": m.sb.Steps}[s.Name]
+		for _, i := range inner {
+			add(fmt.Sprintf("%s.%s", s.Name, i.Name), queued+s.Start+i.Start, i.Took)
+		}
+	}
+	return t
+}

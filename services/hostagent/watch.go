@@ -1,0 +1,116 @@
+package hostagent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+)
+
+// oomNews is how long the news that a process was killed for memory explains the end of a sandbox.
+const oomNews = 10 * time.Second
+
+// watch notices the end of sandboxes: by the driver's events, and by looking, since an event may be
+// lost together with the runtime that should have told it.
+func (h *host) watch(ctx context.Context) {
+	var events <-chan driver.Event
+	tick := time.NewTicker(h.cfg.Poll)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if w, ok := h.drv.(driver.Watcher); ok && events == nil {
+			var err error
+			if events, err = w.Watch(ctx); err != nil {
+				events = nil
+				h.log.Warn("cannot watch the runtime", "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				time.Sleep(100 * time.Millisecond) // the runtime went away; the poll goes on
+				continue
+			}
+			h.news(ev)
+		case <-tick.C:
+			h.poll(ctx)
+		}
+	}
+}
+
+// news handles one event of the driver.
+func (h *host) news(ev driver.Event) {
+	h.mu.Lock()
+	s := h.bySand[ev.ID]
+	if s != nil && ev.Kind == driver.EventOOM {
+		h.oom[ev.ID] = time.Now()
+	}
+	h.mu.Unlock()
+	if s == nil {
+		return
+	}
+	if ev.Kind == driver.EventExited {
+		s.ended(ev.ID, exitReason(ev.ExitStatus))
+		return
+	}
+	s.mu.Lock()
+	rec := s.rec
+	s.mu.Unlock()
+	go h.tell(refOf(rec), "oom", "a process was ended because the session is out of memory")
+}
+
+func exitReason(status uint32) string {
+	if status == 0 {
+		return "the sandbox ended by itself"
+	}
+	return fmt.Sprintf("the sandbox ended with status %d", status)
+}
+
+// hadOOM reports whether memory ran out in a sandbox a moment ago.
+func (h *host) hadOOM(id ids.SandboxID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at, ok := h.oom[id]
+	return ok && time.Since(at) < oomNews
+}
+
+// ended says that the sandbox of this id is gone.
+func (s *session) ended(id ids.SandboxID, reason string) {
+	s.mu.Lock()
+	sb := s.sb
+	s.mu.Unlock()
+	if sb != nil && sb.ID == id {
+		s.lose(sb, s.h.hadOOM(id), reason)
+	}
+}
+
+// poll compares what is awake with what the driver runs. An error of the driver says nothing.
+func (h *host) poll(ctx context.Context) {
+	asked := h.lease.now()
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	found, err := h.drv.List(ctx)
+	if err != nil {
+		h.log.Warn("cannot look after the sandboxes", "error", err)
+		return
+	}
+	running := map[ids.SandboxID]bool{}
+	for _, f := range found {
+		if f.State == driver.Running {
+			running[f.ID] = true
+		}
+	}
+	for _, s := range h.all() {
+		s.mu.Lock()
+		lost := s.sb != nil && s.st.Phase == core.Awake && s.touched < asked && !running[s.sb.ID]
+		id := ids.SandboxID(s.rec.Sandbox)
+		s.mu.Unlock()
+		if lost {
+			s.ended(id, "the sandbox was removed from outside")
+		}
+	}
+}
