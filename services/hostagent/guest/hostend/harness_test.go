@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 
 // guestMain is the agent as PID 1 of a pid namespace of its own.
 func guestMain(args []string) int {
-	if os.Getpid() == 1 {
+	if os.Getpid() == 1 && os.Getenv("BERTH_TEST_IN_CONTAINER") == "" {
 		err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 		if err == nil {
 			err = unix.Mount("proc", "/proc", "proc", 0, "")
@@ -54,13 +54,13 @@ func guestMain(args []string) int {
 
 // guest is a running agent behind two FIFOs that outlive every host.
 type guest struct {
-	t       *testing.T
+	t       testing.TB
 	in, out string
 	cmd     *exec.Cmd
 }
 
 // startGuest starts the agent as PID 1; the test holds the FIFOs open.
-func startGuest(t *testing.T) *guest {
+func startGuest(t testing.TB) *guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for a pid namespace")
@@ -79,13 +79,17 @@ func startGuest(t *testing.T) *guest {
 		held[i] = os.NewFile(uintptr(fd), path)
 		t.Cleanup(func() { held[i].Close() })
 	}
-	g.cmd = exec.Command("/proc/self/exe")
-	g.cmd.Env = append(os.Environ(), "BERTH_TEST_ROLE=guest")
+	if runtime := os.Getenv("BERTH_TEST_RUNTIME"); runtime != "" {
+		g.cmd = containerCommand(t, runtime)
+	} else {
+		g.cmd = exec.Command("/proc/self/exe")
+		g.cmd.Env = append(os.Environ(), "BERTH_TEST_ROLE=guest")
+		g.cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL,
+		}
+	}
 	g.cmd.Stdin, g.cmd.Stdout = held[0], held[1]
 	g.cmd.Stderr = os.Stderr
-	g.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL,
-	}
 	if err := g.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +116,7 @@ func (g *guest) attach() *hostend.Conn {
 }
 
 // attachInProcess attaches to an agent in this process, over pipes.
-func attachInProcess(t *testing.T, opts agent.Options) (*agent.Agent, *hostend.Conn) {
+func attachInProcess(t testing.TB, opts agent.Options) (*agent.Agent, *hostend.Conn) {
 	t.Helper()
 	if testing.Verbose() {
 		opts.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -131,7 +135,7 @@ func attachInProcess(t *testing.T, opts agent.Options) (*agent.Agent, *hostend.C
 	return a, c
 }
 
-func pipes(t *testing.T) (r, w *os.File) {
+func pipes(t testing.TB) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -142,7 +146,7 @@ func pipes(t *testing.T) (r, w *os.File) {
 }
 
 // testContext ends a minute before the test binary would.
-func testContext(t *testing.T) context.Context {
+func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
@@ -150,7 +154,7 @@ func testContext(t *testing.T) context.Context {
 
 // program returns argv and env of a part played by this binary. The guest has
 // the same files, so the path is good there too.
-func program(t *testing.T, role string, args ...string) ([]string, []string) {
+func program(t testing.TB, role string, args ...string) ([]string, []string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -167,7 +171,7 @@ type outcome struct {
 }
 
 // collect reads a stream to its exit and end.
-func collect(t *testing.T, s *hostend.ExecStream) outcome {
+func collect(t testing.TB, s *hostend.ExecStream) outcome {
 	t.Helper()
 	ctx := testContext(t)
 	var o outcome
@@ -191,7 +195,7 @@ func collect(t *testing.T, s *hostend.ExecStream) outcome {
 }
 
 // run starts a shell command and collects it.
-func run(t *testing.T, c *hostend.Conn, key, script string) outcome {
+func run(t testing.TB, c *hostend.Conn, key, script string) outcome {
 	t.Helper()
 	s, err := c.StartExec(testContext(t), hostend.ExecSpec{Key: key, Argv: []string{"sh", "-c", script}})
 	if err != nil {
@@ -200,7 +204,7 @@ func run(t *testing.T, c *hostend.Conn, key, script string) outcome {
 	return collect(t, s)
 }
 
-func (o outcome) wantCode(t *testing.T, code int) {
+func (o outcome) wantCode(t testing.TB, code int) {
 	t.Helper()
 	if o.exit == nil || o.exit.Code == nil || *o.exit.Code != code {
 		t.Fatalf("exit %s, want code %d", describe(o.exit), code)
