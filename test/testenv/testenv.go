@@ -1,0 +1,167 @@
+// Package testenv runs the real Berth for a test: `berth up` as a process of
+// its own in a private folder, with the pinned runtimes and the default image.
+// It guarantees that what the test started is stopped and that the host is as
+// it was, and fails the test otherwise.
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/tools/berth/upproc"
+	"github.com/berth-dev/berth/tools/image/builder"
+	"github.com/berth-dev/berth/tools/residue"
+	"github.com/berth-dev/berth/tools/runtimes/locate"
+)
+
+// Env is a running installation.
+type Env struct {
+	t    *testing.T
+	Bin  string
+	Dir  string
+	Args []string
+	*upproc.Process
+}
+
+// Start starts it, or skips the test with the reason why this machine cannot.
+// args are further arguments of `berth up`.
+func Start(t *testing.T, args ...string) *Env {
+	t.Helper()
+	e := Prepare(t, args...)
+	e.Up()
+	return e
+}
+
+// Prepare makes the folder without starting anything.
+func Prepare(t *testing.T, args ...string) *Env {
+	t.Helper()
+	need(t)
+	before := residue.Take()
+	dir, err := os.MkdirTemp("", "berth-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args}
+	t.Cleanup(func() {
+		e.Down()
+		if left := residue.Take().Since(before); !left.Empty() {
+			t.Errorf("left on the host: %s", left)
+		}
+		if t.Failed() {
+			raw, _ := os.ReadFile(filepath.Join(dir, "up.log"))
+			lines := strings.Split(string(raw), "\n")
+			t.Logf("end of up.log:\n%s", strings.Join(lines[max(0, len(lines)-60):], "\n"))
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove the state folder: %v", err)
+		}
+	})
+	return e
+}
+
+// need skips the test when the machine lacks what only make installs.
+func need(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: real sandboxes are not started")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("not root: namespaces, mounts and cgroups cannot be made")
+	}
+	if _, err := locate.Dir(); err != nil {
+		t.Skipf("no runtimes: %v", err)
+	}
+	if _, err := builder.Built(); err != nil {
+		t.Skipf("no image: %v", err)
+	}
+}
+
+// Bin is the berth program that make built.
+func Bin(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOWORK").Output()
+	if err != nil {
+		t.Fatalf("find go.work: %v", err)
+	}
+	bin := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "bin", "berth")
+	if _, err := os.Stat(bin); err != nil {
+		t.Skipf("bin/berth is missing: run make build")
+	}
+	return bin
+}
+
+// Up starts, or starts again, on the same folder.
+func (e *Env) Up() {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), 2*time.Minute)
+	defer cancel()
+	p, err := upproc.Start(ctx, upproc.Options{Bin: e.Bin, Dir: e.Dir, Args: e.Args})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.Process = p
+}
+
+// Down stops it in order; what was killed before is started once more, so that
+// it cleans up after itself.
+func (e *Env) Down() {
+	if e.Process == nil {
+		return
+	}
+	select {
+	case <-e.Done():
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		p, err := upproc.Start(ctx, upproc.Options{Bin: e.Bin, Dir: e.Dir, Args: e.Args})
+		if err != nil {
+			e.t.Errorf("start again to clean up: %v", err)
+			return
+		}
+		e.Process = p
+	default:
+	}
+	if err := e.Stop(); err != nil {
+		e.t.Errorf("stop berth up: %v", err)
+	}
+}
+
+// Client is a frontend's connection for a user.
+func (e *Env) Client(tenant, user string) *sdk.Client {
+	e.t.Helper()
+	c, err := e.Connect(e.t.Context(), tenant, user)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(c.Close)
+	return c
+}
+
+// Operator is an operator's connection.
+func (e *Env) Operator() *sdk.Client {
+	e.t.Helper()
+	c, err := sdk.Connect(e.t.Context(), sdk.Config{ClientFile: e.ClientFile("operator")})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(c.Close)
+	return c
+}
+
+// CLI runs the berth program and returns its standard output.
+func (e *Env) CLI(args ...string) (stdout string, err error) {
+	cmd := exec.CommandContext(e.t.Context(), e.Bin, args...)
+	cmd.Env = append(os.Environ(), "BERTH_DIR="+e.Dir)
+	var out, errOut strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err = cmd.Run(); err != nil {
+		err = fmt.Errorf("berth %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errOut.String()))
+	}
+	return out.String(), err
+}

@@ -1,0 +1,148 @@
+// Package stack is all of Berth in one process: an embedded bus, every service
+// with a login of its own, a development issuer, and one host. It guarantees
+// that nothing is made before the machine was found fit for it, that one state
+// folder is used by one process at a time, and that the next start after any
+// death, also kill -9, goes on from what was committed.
+package stack
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/internal/svc"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/credentials"
+	"github.com/berth-dev/berth/services/hostagent"
+	"github.com/berth-dev/berth/services/identity"
+	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/scheduler"
+)
+
+// Config of everything. Paths that are empty are derived from Dir.
+type Config struct {
+	// Dir holds all state. One process at a time.
+	Dir string `yaml:"dir"`
+	// Listen is the bus's address for clients; port 0 takes a free one.
+	Listen string `yaml:"listen"`
+	// MetricsListen serves Prometheus metrics on /metrics; empty: none.
+	MetricsListen string `yaml:"metrics_listen"`
+	// Tenants of the development issuer, each on the plan "default" with the frontends named.
+	Tenants   []string `yaml:"tenants"`
+	Frontends []string `yaml:"frontends"`
+	// LeaveRunning keeps active sessions running when this process is asked to
+	// stop; otherwise they are put to sleep first.
+	LeaveRunning bool `yaml:"leave_running"`
+
+	Telemetry   obs.Config         `yaml:"telemetry"`
+	Identity    identity.Config    `yaml:"identity"`
+	Lifecycle   lifecycle.Config   `yaml:"lifecycle"`
+	Scheduler   scheduler.Config   `yaml:"scheduler"`
+	Credentials credentials.Config `yaml:"credentials"`
+	Host        hostagent.Config   `yaml:"host"`
+}
+
+// NewConfig returns the defaults for one machine.
+func NewConfig() Config {
+	host := hostagent.NewConfig()
+	host.Host = "local"
+	return Config{
+		Dir: "/var/lib/berth", Listen: "127.0.0.1:4222",
+		Tenants: []string{"acme", "globex"}, Frontends: []string{"web", "cli"},
+		Telemetry: obs.Config{KeepSpans: 0, Prometheus: true},
+		Identity:  identity.NewConfig(), Lifecycle: lifecycle.NewConfig(), Scheduler: scheduler.NewConfig(""),
+		Credentials: credentials.NewConfig(), Host: host,
+	}
+}
+
+// Load reads a YAML file over the defaults; unknown keys are refused.
+func Load(path string) (Config, error) {
+	cfg := NewConfig()
+	return cfg, svc.LoadConfig(path, &cfg)
+}
+
+// SetIdle gives every plan this idle time.
+func (c *Config) SetIdle(d time.Duration) {
+	for name, plan := range c.Lifecycle.Policy.Plans {
+		plan.Idle = d
+		c.Lifecycle.Policy.Plans[name] = plan
+	}
+}
+
+// UseNullDriver keeps sandboxes in memory: every template runs in the tier
+// "null", which has no wall. For trying the control plane and measuring it.
+func (c *Config) UseNullDriver() {
+	c.Host.Driver, c.Host.Tiers = "null", []string{"null"}
+	c.Lifecycle.Policy.Tiers = []string{"null"}
+	for name, t := range c.Lifecycle.Policy.Templates {
+		t.Tier = "null"
+		c.Lifecycle.Policy.Templates[name] = t
+	}
+}
+
+// complete derives what is empty and refuses what cannot work.
+func (c *Config) complete() error {
+	abs, err := filepath.Abs(c.Dir)
+	if err != nil || c.Dir == "" {
+		return fmt.Errorf("the state folder %q cannot be used", c.Dir)
+	}
+	c.Dir = abs
+	if _, _, err := splitAddr(c.Listen); err != nil {
+		return err
+	}
+	c.Scheduler.Dir = filepath.Join(c.Dir, "scheduler")
+	c.Credentials.KeyDir, c.Identity.KeyDir = c.keys(), c.keys()
+	c.Host.Dir = filepath.Join(c.Dir, "host", c.Host.Host)
+	if len(c.Host.Disk.Sizes) == 0 {
+		for _, t := range c.Lifecycle.Policy.Templates {
+			c.Host.Disk.Sizes = append(c.Host.Disk.Sizes, t.Limits.DiskBytes)
+		}
+	}
+	if err := c.Lifecycle.Policy.Validate(); err != nil {
+		return err
+	}
+	_, err = c.callers()
+	return err
+}
+
+// keys is where services and the development issuer keep their secrets.
+func (c *Config) keys() string { return filepath.Join(c.Dir, "keys") }
+
+func splitAddr(addr string) (host string, port int, err error) {
+	host, p, err := net.SplitHostPort(addr)
+	if err == nil {
+		port, err = strconv.Atoi(p)
+	}
+	if err != nil || port < 0 || port > 65535 {
+		return "", 0, fmt.Errorf("%q is not an address of the form host:port", addr)
+	}
+	return host, port, nil
+}
+
+// callers are the bus identities besides the services: the host and the
+// frontends of every development tenant.
+func (c *Config) callers() ([]subjects.Caller, error) {
+	host, err := ids.ParseHost(c.Host.Host)
+	if err != nil {
+		return nil, err
+	}
+	out := []subjects.Caller{subjects.Host(host)}
+	for _, t := range c.Tenants {
+		tenant, err := ids.ParseTenant(t)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range c.Frontends {
+			frontend, err := ids.ParseFrontend(f)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, subjects.Frontend(tenant, frontend))
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,270 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/internal/svc"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/credentials"
+	"github.com/berth-dev/berth/services/hostagent"
+	"github.com/berth-dev/berth/services/identity"
+	"github.com/berth-dev/berth/services/identity/devissuer"
+	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/scheduler"
+	"github.com/berth-dev/berth/tools/image/ociimage"
+)
+
+// Info says how to reach a running stack; it is <dir>/up.json while it is ready.
+type Info struct {
+	PID     int    `json:"pid"`
+	URL     string `json:"url"`
+	Issuer  string `json:"issuer"`
+	Clients string `json:"clients"`
+	Metrics string `json:"metrics,omitempty"`
+}
+
+const infoFile = "up.json"
+
+// stack is one running assembly.
+type stack struct {
+	cfg   Config
+	log   *slog.Logger
+	bus   *bus.Embedded
+	tele  *obs.Telemetry
+	conns []*bus.Conn
+}
+
+// Run runs everything until ctx ends, then puts active sessions to sleep and
+// stops in order. ready is called once everything serves.
+func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Info)) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	if err := preflight(cfg); err != nil {
+		return err
+	}
+	unlock, err := lock(cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s := &stack{cfg: cfg, log: log}
+	defer s.close()
+	if err := s.foundation(ctx); err != nil {
+		return err
+	}
+	services, err := s.services(ctx)
+	if err != nil {
+		return err
+	}
+	return s.serve(ctx, services, ready)
+}
+
+// preflight finds the machine fit, before anything is made.
+func preflight(cfg Config) error {
+	if cfg.Host.Driver == "containerd" && os.Geteuid() != 0 {
+		return errors.New("berth up must run as root: it makes namespaces, mounts and cgroups")
+	}
+	for _, addr := range []string{cfg.Listen, cfg.MetricsListen} {
+		if addr == "" {
+			continue
+		}
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			return fmt.Errorf("the address %s cannot be used: %w", addr, err)
+		}
+		l.Close()
+	}
+	return hostagent.Preflight(cfg.Host)
+}
+
+// lock takes the state folder for this process.
+func lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state folder: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state folder: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another berth up uses the state folder %s", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+// foundation starts telemetry and the bus.
+func (s *stack) foundation(ctx context.Context) (err error) {
+	if err := os.Remove(filepath.Join(s.cfg.Dir, infoFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if s.tele, err = obs.Setup(ctx, "berth-up", "0.1.0", s.cfg.Telemetry); err != nil {
+		return err
+	}
+	host, port, err := splitAddr(s.cfg.Listen)
+	if err != nil {
+		return err
+	}
+	if port == 0 {
+		port = -1
+	}
+	callers, err := s.cfg.callers()
+	if err != nil {
+		return err
+	}
+	s.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: s.cfg.Dir, Host: host, Port: port, Callers: callers, Log: s.log})
+	return err
+}
+
+// services in order of start; each is ready before the next begins.
+func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
+	cfg := s.cfg
+	var tenants []ids.Tenant
+	for _, t := range cfg.Tenants {
+		entry, err := devissuer.Entry(cfg.keys(), ids.Tenant(t), "default")
+		if err != nil {
+			return nil, err
+		}
+		tenants = append(tenants, ids.Tenant(t))
+		cfg.Identity.Issuers = append(cfg.Identity.Issuers, entry)
+	}
+	cfg.Scheduler.Log = s.log
+	host, err := ids.ParseHost(cfg.Host.Host)
+	if err != nil {
+		return nil, err
+	}
+	conn := func(c subjects.Caller) (*bus.Conn, error) {
+		k, err := s.bus.Connect(ctx, c)
+		if err == nil {
+			s.conns = append(s.conns, k)
+		}
+		return k, err
+	}
+	conns := map[string]*bus.Conn{}
+	for _, c := range []subjects.Caller{subjects.Service("credentials"), subjects.Service("scheduler"),
+		subjects.Service("lifecycle"), subjects.Service("identity"), subjects.Host(host)} {
+		k, err := conn(c)
+		if err != nil {
+			return nil, err
+		}
+		conns[c.Name()] = k
+	}
+	logger := func(name string) *slog.Logger { return s.log.With("service", name) }
+	return []svc.Service{
+		svc.Func("devissuer", func(ctx context.Context, ready func()) error {
+			return devissuer.Run(ctx, devissuer.Config{Dir: cfg.keys(), Tenants: tenants}, logger("devissuer"), ready)
+		}),
+		svc.Func("scheduler", func(ctx context.Context, ready func()) error {
+			cfg := cfg.Scheduler
+			cfg.Ready = ready
+			return scheduler.Run(ctx, cfg, conns["svc-scheduler"])
+		}),
+		svc.Func("credentials", func(ctx context.Context, ready func()) error {
+			return credentials.Run(ctx, cfg.Credentials, conns["svc-credentials"], logger("credentials"), ready)
+		}),
+		svc.Func("lifecycle", func(ctx context.Context, ready func()) error {
+			return lifecycle.Run(ctx, cfg.Lifecycle, conns["svc-lifecycle"], logger("lifecycle"), ready)
+		}),
+		svc.Func("hostagent", func(ctx context.Context, ready func()) error {
+			return hostagent.Run(ctx, cfg.Host, conns["host-"+cfg.Host.Host], ociimage.LoadContext, logger("hostagent"), ready)
+		}),
+		svc.Func("identity", func(ctx context.Context, ready func()) error {
+			return identity.Run(ctx, cfg.Identity, conns["svc-identity"], logger("identity"), ready)
+		}),
+	}, nil
+}
+
+// serve runs the services until ctx ends, then lets sessions sleep first.
+func (s *stack) serve(ctx context.Context, services []svc.Service, ready func(Info)) error {
+	issuer, err := devissuer.Address(s.cfg.keys())
+	if err != nil {
+		return err
+	}
+	info := Info{PID: os.Getpid(), URL: s.bus.URL(), Issuer: "http://" + issuer, Clients: filepath.Join(s.cfg.Dir, "clients")}
+	stopMetrics, err := s.metrics(&info)
+	if err != nil {
+		return err
+	}
+	defer stopMetrics()
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group := svc.NewGroup(svc.Options{Log: s.log, MustStart: 3 * time.Minute}, services...)
+	go func() {
+		<-ctx.Done()
+		os.Remove(filepath.Join(s.cfg.Dir, infoFile))
+		if group.Healthy() && !s.cfg.LeaveRunning {
+			s.drain(running)
+		}
+		stop()
+	}()
+	return group.Run(running, func() {
+		if err := writeInfo(s.cfg.Dir, info); err != nil {
+			s.log.Error("cannot say that it is ready", "error", err)
+		}
+		if ready != nil {
+			ready(info)
+		}
+	})
+}
+
+func writeInfo(dir string, info Info) error {
+	raw, err := json.MarshalIndent(info, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, infoFile)
+	if err := os.WriteFile(path+".new", append(raw, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (s *stack) metrics(info *Info) (stop func(), err error) {
+	if s.cfg.MetricsListen == "" {
+		return func() {}, nil
+	}
+	l, err := net.Listen("tcp", s.cfg.MetricsListen)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", s.tele.MetricsHandler())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("metrics are not served any more", "error", err)
+		}
+	}()
+	info.Metrics = "http://" + l.Addr().String() + "/metrics"
+	return func() { server.Close() }, nil
+}
+
+func (s *stack) close() {
+	for _, c := range s.conns {
+		c.Close()
+	}
+	if s.bus != nil {
+		s.bus.Close()
+	}
+	if s.tele != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := s.tele.Shutdown(ctx); err != nil {
+			s.log.Warn("telemetry is incomplete", "error", err)
+		}
+	}
+}
