@@ -8,7 +8,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
@@ -93,7 +92,7 @@ func (c *Client) reconnected() {
 		st.lose(errReconnected)
 	}
 	for d := range c.denials {
-		d.cancel(&Error{Kind: errkind.Deadline, Reason: errReconnected.Error(), Cause: errReconnected})
+		d.cancel(interrupted())
 	}
 }
 

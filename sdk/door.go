@@ -246,10 +246,18 @@ func (c *Client) request(ctx context.Context, subject string, body []byte) (*nat
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	resp, err := c.nc.RequestMsgWithContext(ctx, msg)
+	if errors.Is(err, nats.ErrConnectionClosed) && !c.nc.IsClosed() {
+		return nil, interrupted()
+	}
 	if err != nil {
 		return nil, causeOf(ctx, err)
 	}
 	return resp, nil
+}
+
+// interrupted: whether the request was handled is unknown.
+func interrupted() error {
+	return &Error{Kind: errkind.Deadline, Reason: errReconnected.Error(), Cause: errReconnected}
 }
 
 // causeOf prefers why a context was cancelled to the fact that it was.
@@ -348,7 +356,7 @@ func openAnswer(op string, msg *nats.Msg, key seal.XKey) (*identityv1.Reply, err
 		return nil, &Error{Op: op, Kind: kindByName(f.GetKind()), Reason: f.GetReason(), Cause: errSealUnread}
 	}
 	r := &identityv1.Reply{}
-	if err := openSealed(s.GetSealed(), key, r); err != nil {
+	if err := openSealed(s.GetSealed(), s.GetSender(), key, r); err != nil {
 		return nil, wrap(op, err)
 	}
 	if f := r.GetFailure(); f != nil {

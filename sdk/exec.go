@@ -210,7 +210,7 @@ func (p *Process) tell(op string, f *boxv1.Frame) error {
 }
 
 // Detach stops following the process, which goes on. Its output is kept in a
-// ring of 4 MiB for a later Attach.
+// ring of 4 MiB for a later Attach. Input that was not sent yet is dropped.
 func (p *Process) Detach() {
 	p.detach()
 	<-p.done

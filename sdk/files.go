@@ -211,7 +211,7 @@ func (r *fileReader) Read(p []byte) (int, error) {
 func (r *fileReader) fill() error {
 	f, err := r.st.recv(r.ctx)
 	if isLost(err) && r.tries < 8 {
-		r.st.close(nil)
+		r.st.close(&boxv1.Cancel{})
 		r.tries++
 		if err := pause(r.ctx, r.tries); err != nil {
 			return wrap("read "+r.path, err)

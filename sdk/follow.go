@@ -29,7 +29,7 @@ func (p *Process) follow() error {
 		if !isLost(err) {
 			return p.giveUp(ctx, err)
 		}
-		p.st.close(nil)
+		p.st.close(&boxv1.Cancel{})
 		if lost.IsZero() || p.out+p.err > before {
 			lost = time.Now()
 		}

@@ -162,7 +162,7 @@ func openBoxReply(msg *nats.Msg, key seal.XKey) (*boxv1.OpenReply, error) {
 		return nil, &Error{Kind: errkind.Internal, Reason: "the host's answer is empty"}
 	}
 	r := &boxv1.OpenReply{}
-	if err := openSealed(s.GetSealed(), key, r); err != nil {
+	if err := openSealed(s.GetSealed(), s.GetSender(), key, r); err != nil {
 		return nil, err
 	}
 	if f := r.GetFailure(); f != nil {

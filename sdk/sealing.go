@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"crypto/rand"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -32,10 +33,17 @@ func senderOf(sealed []byte) string {
 	return string(sealed[1 : 1+seal.Overhead-1-boxOverhead])
 }
 
-const boxOverhead = 4 + 24 + 16
+const (
+	boxMagic    = "xkv1"
+	boxOverhead = len(boxMagic) + 24 + 16
+)
 
-// openSealed opens what was sealed to key and decodes it into m.
-func openSealed(sealed []byte, key seal.XKey, m proto.Message) error {
+// openSealed opens what was sealed to key and decodes it into m. A bare box,
+// whose sender stands beside it, is opened too.
+func openSealed(sealed []byte, sender string, key seal.XKey, m proto.Message) error {
+	if strings.HasPrefix(string(sealed), boxMagic) {
+		sealed = append([]byte("\x01"+sender), sealed...)
+	}
 	raw, err := key.Open(sealed)
 	if err != nil {
 		return err

@@ -243,15 +243,7 @@ func (st *hostStream) send(f *boxv1.Frame, last bool) {
 }
 
 // lose reports whether the next frame is to be lost.
-func (s *Server) lose() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.drop > 0 {
-		s.drop--
-		return true
-	}
-	return false
-}
+func (s *Server) lose() bool { return s.drop.Load() > 0 && s.drop.Add(-1) >= 0 }
 
 // spend waits for credit; false when the stream has ended.
 func (st *hostStream) spend(want int) (int, bool) {

@@ -221,8 +221,9 @@ func (e *exec) next(st *hostStream, at *[2]uint64) (ch int, b []byte, gap uint64
 		}
 		for ch := range e.out {
 			r := &e.out[ch]
-			if uint64(maxCredit) < at[ch] {
-				r.acked = max(r.acked, at[ch]-maxCredit)
+			if at[ch] > maxCredit && at[ch]-maxCredit > r.acked {
+				r.acked = at[ch] - maxCredit
+				e.cond.Broadcast() // there is room for more
 			}
 			if at[ch] < r.base {
 				return ch, nil, r.base, nil

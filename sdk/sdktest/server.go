@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,6 +60,8 @@ type Server struct {
 	ctx      context.Context
 	stop     context.CancelFunc
 
+	drop atomic.Int64 // frames to lose
+
 	mu       sync.Mutex
 	tokens   map[string]user
 	sessions map[string]*session // by key
@@ -66,7 +69,6 @@ type Server struct {
 	programs map[string]Program
 	streams  map[string]*hostStream
 	index    uint64 // of the fake's raft
-	drop     int    // frames to lose
 	failure  string // why opens are refused
 }
 
@@ -263,9 +265,7 @@ func (s *Server) Refuse(reason string) {
 
 // DropFrames loses the next n frames from host to client.
 func (s *Server) DropFrames(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.drop = n
+	s.drop.Store(int64(n))
 }
 
 // Sleep puts a session to sleep as the idle time would: its processes end.
