@@ -184,6 +184,7 @@ func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
 	// The start must not end half-way because the stream did: it is idempotent by its key.
 	sctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
+	c.ahead = b.sealAhead(c.replyKey, start.Stdin || start.PTY != nil)
 	e, err := b.guest.StartExec(sctx, start)
 	if err != nil {
 		b.execs.unwatch(p.GetKey()) // whether it runs is for the next poll to say
@@ -213,10 +214,7 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStre
 	if info.Existing || info.Exit != nil {
 		result = &boxv1.Result{Execs: []*boxv1.ExecInfo{execInfo(info)}}
 	}
-	window := uint32(0)
-	if info.StdinOpen {
-		window = MaxCredit
-	}
+	window := windowOf(info.StdinOpen)
 	st, err := b.begin(ctx, c, window, result)
 	if err != nil {
 		b.letGo(e, key, err)

@@ -3,7 +3,6 @@ package box
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/attribute"
@@ -13,7 +12,6 @@ import (
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
-	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // call is one opening that was found good.
@@ -23,6 +21,7 @@ type call struct {
 	replyKey string
 	deliver  string
 	credit   uint32
+	ahead    *ahead
 	answered bool
 	counted  bool // still among the openings under way
 }
@@ -92,7 +91,7 @@ func (b *Box) believe(ctx context.Context, m *nats.Msg, o *boxv1.Opening) (*boxv
 	if err != nil {
 		return nil, err
 	}
-	claims, err := v.Open(input(o, m.Subject), o.GetProof(), b.want, b.srv.replay, time.Now())
+	claims, err := b.seen.open(v, input(o, m.Subject), o.GetProof(), b)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +134,7 @@ func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
 
 // begin answers the opening with a new stream. window is what the client may send at once.
 func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.Result) (*stream, error) {
-	st := newStream(ctx, ids.NewStreamID(), c.deliver, c.credit, window)
+	st := newStream(ctx, c.ahead.id(), c.deliver, c.credit, window)
 	st.publish = b.srv.cfg.Bus.Publish
 	b.mu.Lock()
 	switch {
@@ -151,7 +150,8 @@ func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.R
 	b.srv.open.Add(1)
 	c.answered = true
 	c.settled()
-	err := b.answer(c.reply, c.replyKey, &boxv1.OpenReply{Stream: st.id.String(), Credit: window, Result: result})
+	reply := &boxv1.OpenReply{Stream: st.id.String(), Credit: window, Result: result}
+	err := b.answerWith(c, reply)
 	if err != nil {
 		b.end(st, err)
 		return nil, err

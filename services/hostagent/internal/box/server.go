@@ -2,8 +2,6 @@ package box
 
 import (
 	"context"
-	"crypto/rand"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -124,6 +122,7 @@ type Box struct {
 	streams  map[ids.StreamID]*stream
 	closed   bool
 	execs    tracker
+	seen     grants
 }
 
 // Serve begins to answer openings for a session that is awake. running are the keys of execs that
@@ -167,7 +166,7 @@ func (b *Box) Close(why string) {
 	}
 	b.mu.Unlock()
 	for _, sub := range b.subs {
-		_ = sub.Unsubscribe()
+		_ = sub.Drain() // what has come already is answered, with a refusal
 	}
 	err := errs.E("stream", errkind.Unavailable, "", why)
 	for _, st := range open {
@@ -218,6 +217,7 @@ func (b *Box) opening(m *nats.Msg) {
 	b.mu.Unlock()
 	if closed {
 		b.openings.Add(-1)
+		b.refuse(m.Reply, errs.E(opOpen, errkind.Unavailable, "", "the session is not served here at this moment"))
 		return
 	}
 	go func() {
@@ -235,23 +235,6 @@ func (b *Box) refuse(reply string, err error) {
 	if merr != nil {
 		b.log.Debug("could not answer an opening", "error", merr)
 	}
-}
-
-// answer seals the reply of an opening.
-func (b *Box) answer(reply, key string, r *boxv1.OpenReply) error {
-	plain, err := proto.Marshal(r)
-	if err != nil {
-		return errs.E(opOpen, errkind.Internal, "", err)
-	}
-	sealed, err := seal.SealTo(seal.Public(key), plain, rand.Reader)
-	if err != nil {
-		return errs.E(opOpen, errkind.Invalid, "", fmt.Errorf("seal the answer: %w", err))
-	}
-	raw, err := proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed})
-	if err != nil {
-		return errs.E(opOpen, errkind.Internal, "", err)
-	}
-	return b.srv.cfg.Bus.Publish(reply, raw)
 }
 
 // tend looks after the streams and execs once a second.

@@ -1,0 +1,79 @@
+package hostagent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
+)
+
+func durationMS(n int) *durationpb.Duration {
+	return durationpb.New(time.Duration(n) * time.Millisecond)
+}
+
+// timeDirect runs true at the guest, without the bus.
+func timeDirect(t *testing.T, s *session, key string) time.Duration {
+	s.mu.Lock()
+	conn := s.sb.guest
+	s.mu.Unlock()
+	start := time.Now()
+	e, err := conn.StartExec(context.Background(), hostend.ExecSpec{Key: key, Argv: []string{"/bin/true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for {
+		ev, err := e.Next(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Exit != nil {
+			return time.Since(start)
+		}
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	d = slices.Clone(d)
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// TestExecTrueThroughTheBus prints what the way over the bus adds to the guest's own time.
+func TestExecTrueThroughTheBus(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	r.start()
+	one := ref("ann", 5, 6)
+	r.mustWake(one, nil)
+	c := r.client(one)
+	c.exec("warm", "true")
+	s := r.run.h.session(key("ann"))
+	const n = 300
+	var prepare, answer, exit, through, direct []time.Duration
+	for i := range n {
+		start := time.Now()
+		o := c.prepare(execOp(fmt.Sprintf("b%d", i), "/bin/true"), nil)
+		made := time.Now()
+		sub, err := c.conn.NATS().SubscribeSync(o.deliver)
+		must(t, err)
+		reply, err := c.send(o)
+		must(t, err)
+		opened := time.Now()
+		st := &cstream{c: c, id: reply.GetStream(), sub: sub, reply: reply}
+		if _, err := st.drain(); err != nil {
+			t.Fatal(err)
+		}
+		end := time.Now()
+		_ = sub.Unsubscribe()
+		prepare, answer = append(prepare, made.Sub(start)), append(answer, opened.Sub(made))
+		exit, through = append(exit, end.Sub(opened)), append(through, end.Sub(start))
+		direct = append(direct, timeDirect(t, s, fmt.Sprintf("d%d", i)))
+	}
+	t.Logf("exec of true, p50: %s through the bus (client seals %s, answer %s, exit %s), %s at the guest alone",
+		median(through), median(prepare), median(answer), median(exit), median(direct))
+}
