@@ -88,8 +88,10 @@ func (l *leader) owned(h ids.Host, after ids.SessionKey) *schedulerv1.JoinReply 
 			}
 		}
 		for _, t := range st.Tombstones() {
-			if t.Erase == h && after == "" {
-				reply.Erased = append(reply.Erased, protoRef(t.Tenant, core.Ref{Session: t.Key, Generation: t.Generation, Epoch: t.Epoch}))
+			for _, e := range t.Erase {
+				if e.Host == h && after == "" {
+					reply.Erased = append(reply.Erased, protoRef(t.Tenant, core.Ref{Session: t.Key, Generation: e.Generation, Epoch: e.Epoch}))
+				}
 			}
 		}
 	})

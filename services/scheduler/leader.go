@@ -20,7 +20,7 @@ const (
 	barrierTime = 10 * time.Second
 	tickEvery   = 30 * time.Second
 	eraseEvery  = 10 * time.Second
-	stopTime    = 2 * time.Second
+	stopTime    = 500 * time.Millisecond
 )
 
 // leader is one term of leadership. What it keeps in memory can be rebuilt
@@ -171,16 +171,22 @@ func (l *leader) watchLeases(ctx context.Context) error {
 // erase removes deleted sessions from hosts that were away at the time.
 func (l *leader) erase(ctx context.Context) error {
 	for {
-		var todo []*core.Tombstone
+		type job struct {
+			t *core.Tombstone
+			e core.Erasure
+		}
+		var todo []job
 		l.rep.View(func(s *core.State) {
 			for _, t := range s.Tombstones() {
-				if t.Erase != "" && l.leases.alive(t.Erase) {
-					todo = append(todo, t)
+				for _, e := range t.Erase {
+					if l.leases.alive(e.Host) {
+						todo = append(todo, job{t, e})
+					}
 				}
 			}
 		})
-		for _, t := range todo {
-			l.eraseOne(ctx, t)
+		for _, j := range todo {
+			l.eraseOne(ctx, j.t, j.e)
 		}
 		select {
 		case <-ctx.Done():
@@ -191,10 +197,10 @@ func (l *leader) erase(ctx context.Context) error {
 	}
 }
 
-func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone) {
-	ref := core.Ref{Session: t.Key, Generation: t.Generation, Epoch: t.Epoch}
-	if err := l.hostDelete(ctx, t.Erase, t.Tenant, ref); err != nil {
-		l.log.Warn("cannot erase a deleted session yet", "session", t.Key, "host", t.Erase, "error", err)
+func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone, e core.Erasure) {
+	ref := core.Ref{Session: t.Key, Generation: e.Generation, Epoch: e.Epoch}
+	if err := l.hostDelete(ctx, e.Host, t.Tenant, ref); err != nil {
+		l.log.Warn("cannot erase a deleted session yet", "session", t.Key, "host", e.Host, "error", err)
 		return
 	}
 	if _, err := l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: true}}); err != nil {

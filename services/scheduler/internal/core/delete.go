@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -38,6 +39,15 @@ func (x *tx) delete(c *Delete) Outcome {
 	return x.startedDelete(x.edit(old), c, "asked by the user")
 }
 
+// storedAt is when the delete was stored, and never later than now: a clock
+// that runs ahead must not refuse the opens to come.
+func (x *tx) storedAt(c *Delete) Time {
+	if c.StoredAt == 0 {
+		return x.now
+	}
+	return min(c.StoredAt, x.now)
+}
+
 func (x *tx) knownDelete(key ids.SessionKey, c *Delete) *Outcome {
 	for _, k := range append([]ids.SessionKey{key}, c.Keys...) {
 		if out := x.known(k, VerbDelete, c.Request, c.Hash); out != nil {
@@ -50,29 +60,25 @@ func (x *tx) knownDelete(key ids.SessionKey, c *Delete) *Outcome {
 
 func (x *tx) startedDelete(s *Session, c *Delete, reason string) Outcome {
 	r, _ := x.wait(s, VerbDelete, c.Request, c.Hash) // a delete is never refused
-	stored := c.StoredAt
-	if stored == 0 {
-		stored = x.now
-	}
+	stored := x.storedAt(c)
 	if s.State == Deleting {
 		x.move(s, tDeleteJoin)
 		d := *s.Deletion
 		d.StoredAt = max(d.StoredAt, stored)
 		s.Deletion = &d
 	} else {
-		held := s.holds()
-		x.move(s, tDelete)
-		x.startDelete(s, Deletion{Request: c.Request, Reason: reason, StoredAt: stored})
-		s.NeedsStop = held
+		x.startDelete(s, tDelete, Deletion{Request: c.Request, Reason: reason, StoredAt: stored})
 	}
 	x.put(s)
 	return Outcome{Session: s, Record: r}
 }
 
-// startDelete notes the delete and tells the opens that wait.
-func (x *tx) startDelete(s *Session, d Deletion) {
-	s.Deletion, s.Wake, s.Sleep = &d, nil, nil
-	s.NeedsStop = s.NeedsStop || s.Host != ""
+// startDelete notes the delete and tells the opens that wait. What the session
+// holds of its host it holds until the host confirms.
+func (x *tx) startDelete(s *Session, t *Transition, d Deletion) {
+	held := s.holds()
+	x.move(s, t)
+	s.Deletion, s.Wake, s.Sleep, s.NeedsStop = &d, nil, nil, held
 	x.settle(s, VerbOpen, failWith(errkind.Superseded, "the session was deleted meanwhile"))
 }
 
@@ -80,21 +86,12 @@ func (x *tx) startDelete(s *Session, d Deletion) {
 // is refused whichever arrives first.
 func (x *tx) deleteNone(c *Delete) Outcome {
 	x.t = tDeleteNone
-	stored := c.StoredAt
-	if stored == 0 {
-		stored = x.now
-	}
+	stored := x.storedAt(c)
 	gen := x.generation()
 	var rev uint64
 	if t := x.s.Tombstone(c.Keys...); t != nil {
 		gen, rev = t.Generation, t.Revision
 		stored = max(stored, t.StoredAt)
-		if t.Erase != "" { // keep what still has to be erased
-			n := *t
-			n.StoredAt, n.Index = stored, x.index
-			x.bury(&n)
-			return x.deletedNone(c, gen)
-		}
 	}
 	x.bury(&Tombstone{Tenant: c.Tenant, Key: c.Keys[0], Aliases: c.Keys[1:], Generation: gen, Revision: rev,
 		Index: x.index, StoredAt: stored, At: x.now, LeaderTime: x.s.LeaderTime, Actor: Actor{Tenant: c.Tenant}})
@@ -107,17 +104,34 @@ func (x *tx) deletedNone(c *Delete, gen ids.Generation) Outcome {
 	return Outcome{Deleted: true, Record: r}
 }
 
+// bury remembers a deleted session under all its keys. It takes over what
+// older memories under those keys still have to do.
 func (x *tx) bury(t *Tombstone) {
-	x.s.tombs[t.Key] = t
-	for _, k := range t.Aliases {
-		x.s.tombs[k] = t
+	keys := []ids.SessionKey{t.Key}
+	for i := 0; i < len(keys); i++ {
+		more := t.Aliases
+		if old := x.s.tombs[keys[i]]; old != nil && old != t {
+			more = slices.Concat([]ids.SessionKey{old.Key}, old.Aliases, more)
+			for _, e := range old.Erase {
+				if !slices.Contains(t.Erase, e) {
+					t.Erase = append(t.Erase, e)
+				}
+			}
+		}
+		for _, k := range more {
+			if !slices.Contains(keys, k) {
+				keys = append(keys, k)
+			}
+		}
+		x.s.tombs[keys[i]] = t
 	}
+	t.Aliases = keys[1:]
 }
 
 // removed ends a session; a host that is away is remembered until it erased.
 func (x *tx) removed(c *Removed) Outcome {
-	if t := x.s.Tombstone(c.Session); t != nil && t.Generation == c.Generation {
-		return x.erased(t, c)
+	if t := x.s.Tombstone(c.Session); t != nil && x.erased(t, c) {
+		return Outcome{Deleted: true}
 	}
 	old, no := x.exact(c.Ref)
 	if no != nil {
@@ -141,20 +155,28 @@ func (x *tx) removed(c *Removed) Outcome {
 	t := &Tombstone{Tenant: s.Tenant, Key: s.Key, Aliases: s.Aliases, Name: s.Name, Actor: s.Actor,
 		Generation: s.Generation, Epoch: s.Epoch, Revision: s.Revision, Index: x.index,
 		StoredAt: d.StoredAt, At: x.now, LeaderTime: x.s.LeaderTime}
-	if !c.Erased {
-		t.Erase = s.Host
+	if !c.Erased && s.Host != "" {
+		t.Erase = []Erasure{{s.Generation, s.Epoch, s.Host}}
 	}
 	x.bury(t)
 	return Outcome{Session: s, Deleted: true}
 }
 
-func (x *tx) erased(t *Tombstone, c *Removed) Outcome {
-	if c.Erased && t.Erase != "" {
-		n := *t
-		n.Erase = ""
-		x.bury(&n)
+// erased notes that a host has nothing left of a generation that is deleted;
+// false if it is not deleted.
+func (x *tx) erased(t *Tombstone, c *Removed) bool {
+	i := slices.IndexFunc(t.Erase, func(e Erasure) bool { return e.Generation == c.Generation })
+	if i < 0 {
+		return t.Generation == c.Generation
 	}
-	return Outcome{Deleted: true}
+	if c.Erased {
+		n := *t
+		n.Erase = slices.Delete(slices.Clone(t.Erase), i, i+1)
+		for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
+			x.s.tombs[k] = &n
+		}
+	}
+	return true
 }
 
 // expire deletes at the end of retention, and only then.

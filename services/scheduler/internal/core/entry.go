@@ -206,7 +206,8 @@ type Incarnate struct {
 	Above uint32 `json:"above"`
 }
 
-// Outcome is what applying an entry came to. A refusal changed nothing.
+// Outcome is what applying an entry came to. A refusal changed nothing, but
+// that a refused end of retention notes the announcement.
 type Outcome struct {
 	Refused *Failure
 	Session *Session // as it is now

@@ -216,8 +216,15 @@ type Tombstone struct {
 	StoredAt   Time             `json:"stored_at"`
 	At         Time             `json:"at"`
 	LeaderTime time.Duration    `json:"lt"`
-	// Host that has not confirmed yet that the disk is gone.
-	Erase ids.Host `json:"erase,omitempty"`
+	// Disks whose hosts have not confirmed yet that they are gone.
+	Erase []Erasure `json:"erase,omitempty"`
+}
+
+// Erasure is a disk of a deleted generation that its host still may have.
+type Erasure struct {
+	Generation ids.Generation `json:"g"`
+	Epoch      ids.Epoch      `json:"e,omitzero"`
+	Host       ids.Host       `json:"h"`
 }
 
 // Record is the stored outcome of one request. It never holds a grant.

@@ -40,8 +40,7 @@ func (x *tx) open(o *Open) Outcome {
 		return Outcome{Wait: true, Session: s}
 	}
 	if s.State == Failed && s.Terms.Ephemeral && !s.LastActive.IsZero() {
-		x.move(s, tReplace)
-		x.startDelete(s, Deletion{Reason: "an ephemeral session that was lost is never restored"})
+		x.startDelete(s, tReplace, Deletion{Reason: "an ephemeral session that was lost is never restored"})
 		x.put(s)
 		return Outcome{Wait: true, Session: s}
 	}
@@ -86,10 +85,9 @@ func (x *tx) mayOpen(s *Session, o *Open) *Outcome {
 // alias makes every key of an open name the one existing session.
 func (x *tx) alias(s *Session, keys []ids.SessionKey) *Session {
 	for _, k := range keys {
-		if _, taken := x.s.aliases[k]; taken {
+		if _, taken := x.s.aliases[k]; taken || k == s.Key || slices.Contains(s.Aliases, k) {
 			continue
 		}
-		x.s.aliases[k] = s.Key
 		s.Aliases = append(slices.Clone(s.Aliases), k)
 	}
 	return s
@@ -103,7 +101,6 @@ func (x *tx) create(o *Open) Outcome {
 	if t := x.s.Tombstone(o.Keys...); t != nil {
 		s.Revision = t.Revision
 	}
-	x.s.aliases[s.Key] = s.Key
 	x.alias(s, o.Keys)
 	x.move(s, tCreate)
 	r, out := x.admit(s, o)

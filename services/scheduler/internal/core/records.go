@@ -112,7 +112,7 @@ func (x *tx) forgetRecords() {
 func (x *tx) forgetTombstones() {
 	var old []*Tombstone
 	for _, t := range x.s.tombs {
-		if t.Erase == "" && x.s.LeaderTime-t.LeaderTime > TombstoneTTL {
+		if len(t.Erase) == 0 && x.s.LeaderTime-t.LeaderTime > TombstoneTTL {
 			old = append(old, t)
 		}
 	}

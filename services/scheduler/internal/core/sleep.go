@@ -68,12 +68,11 @@ func (x *tx) joinSleep(s *Session, c *SleepCmd) Outcome {
 
 // endEphemeral deletes an ephemeral session: close and idle mean its end.
 func (x *tx) endEphemeral(s *Session, c *SleepCmd) Outcome {
-	x.move(s, tEndEphemeral)
 	r, out := x.wait(s, VerbClose, c.Request, c.Hash)
 	if out != nil {
 		return *out
 	}
-	x.startDelete(s, Deletion{Reason: "ephemeral: " + c.Reason})
+	x.startDelete(s, tEndEphemeral, Deletion{Reason: "ephemeral: " + c.Reason})
 	x.put(s)
 	return Outcome{Session: s, Record: r}
 }
@@ -106,6 +105,9 @@ func (x *tx) slept(c *Slept) Outcome {
 		return refuse(errkind.StaleEpoch, "session %s is no longer going to sleep", c.Session)
 	}
 	s := x.edit(old)
+	if s.Terms.Ephemeral { // never put to sleep, so its host has lost it
+		return x.displace(s, "the host has no sandbox of it", c.Alive)
+	}
 	if c.Manifest.ID != "" {
 		if out := moveHead(s, c.Manifest); out != nil {
 			return *out

@@ -116,10 +116,6 @@ func (s *State) take(l line) {
 	case l.Host != nil:
 		s.hosts[l.Host.ID] = l.Host
 	case l.Session != nil:
-		s.aliases[l.Session.Key] = l.Session.Key
-		for _, k := range l.Session.Aliases {
-			s.aliases[k] = l.Session.Key
-		}
 		x.put(l.Session)
 	case l.Tombstone != nil:
 		x.bury(l.Tombstone)

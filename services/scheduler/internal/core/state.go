@@ -235,6 +235,10 @@ func (x *tx) put(n *Session) {
 	x.account(old, -1)
 	x.account(n, +1)
 	x.s.sessions[n.Key] = n
+	x.s.aliases[n.Key] = n.Key
+	for _, k := range n.Aliases {
+		x.s.aliases[k] = n.Key
+	}
 	x.touched = append(x.touched, n.Key)
 }
 

@@ -114,7 +114,7 @@ var (
 		When: "the host is busy with it, or took the sleep back", To: Active, Emits: emits{Renewed}})
 	tDisplaced = declare(Transition{Name: "displace", From: states{Active, Sleeping}, Event: "exited, host_lost",
 		When: "durable: the newest files are on the host's disk", To: Asleep, Emits: emits{Displaced, FellAsleep}})
-	tLost = declare(Transition{Name: "lose", From: states{Active, Sleeping}, Event: "exited, host_lost",
+	tLost = declare(Transition{Name: "lose", From: states{Active, Sleeping}, Event: "exited, host_lost, slept",
 		When: "ephemeral: never restored", To: Failed, Emits: emits{Displaced, HasFailed}, Commands: commands{HostStop}})
 	tDelete = declare(Transition{Name: "delete", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed}, Event: "delete",
 		When: "always; for retention only under its conditions", To: Deleting, Commands: commands{Revoke, HostDelete}})

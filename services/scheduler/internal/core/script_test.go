@@ -1,0 +1,362 @@
+package core
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite the golden output of testdata/*.txt")
+
+// TestScripts runs testdata/*.txt: a command, ----, and its output up to the
+// next empty line.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txt"), func(t *testing.T) { runScript(t, f) })
+	}
+}
+
+func runScript(t *testing.T, path string) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newStage()
+	var out strings.Builder
+	for _, block := range strings.Split(strings.TrimSpace(string(raw)), "\n\n") {
+		in, want, _ := strings.Cut(block, "\n----")
+		var got strings.Builder
+		for _, l := range strings.Split(in, "\n") {
+			if l = strings.TrimSpace(l); l == "" || strings.HasPrefix(l, "#") {
+				continue
+			}
+			got.WriteString(m.do(t, l))
+		}
+		if got.Len() == 0 {
+			fmt.Fprintf(&out, "%s\n\n", in)
+			continue
+		}
+		fmt.Fprintf(&out, "%s\n----\n%s\n", in, got.String())
+		if !*rewrite && strings.TrimSpace(want) != strings.TrimSpace(got.String()) {
+			t.Errorf("%s\n--- got\n%s--- want\n%s", in, got.String(), want)
+		}
+	}
+	if v := m.s.Violations(); len(v) > 0 {
+		t.Errorf("undeclared: %v", v)
+	}
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(strings.TrimSpace(out.String())+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// stage is a state machine under a script.
+type stage struct {
+	s     *State
+	index uint64
+	now   time.Duration
+}
+
+func newStage() *stage { return &stage{s: NewState(), now: 1000 * time.Second} }
+
+type args map[string]string
+
+func (a args) dur(k string) time.Duration {
+	d, _ := time.ParseDuration(a[k])
+	return d
+}
+
+func (a args) has(k string) bool { _, ok := a[k]; return ok }
+
+func (a args) hosts() (out []ids.Host) {
+	for _, h := range strings.Split(a["alive"], ",") {
+		if h != "" {
+			out = append(out, ids.Host(h))
+		}
+	}
+	return out
+}
+
+func (a args) keys() (out []ids.SessionKey) {
+	for _, k := range strings.Split(a["u"], ",") {
+		out = append(out, ids.SessionKey(k))
+	}
+	return out
+}
+
+// at reads a moment as an offset from the script's start.
+func (m *stage) at(a args, k string) Time {
+	if !a.has(k) {
+		return 0
+	}
+	return Time(1000*time.Second + a.dur(k))
+}
+
+func (m *stage) do(t *testing.T, line string) string {
+	f := strings.Fields(line)
+	a := args{}
+	for _, w := range f[1:] {
+		k, v, _ := strings.Cut(w, "=")
+		a[k] = v
+	}
+	switch f[0] {
+	case "at":
+		m.now = 1000*time.Second + a.dur("t")
+		return ""
+	case "restart":
+		return m.restart(t)
+	case "show":
+		return m.show(a.keys()[0])
+	case "record":
+		return m.record(a)
+	}
+	e := m.entry(t, f[0], a)
+	e.Now = Time(m.now)
+	raw, err := e.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err = DecodeEntry(raw); err != nil {
+		t.Fatal(err)
+	}
+	before := m.s.OutSeq
+	m.index++
+	out := m.s.Apply(m.index, e)
+	return m.trace(out, before, a)
+}
+
+// ref is the session as it is, unless the script names a generation or epoch.
+func (m *stage) ref(a args) Ref {
+	r := Ref{Session: a.keys()[0]}
+	if s := m.s.Session(r.Session); s != nil {
+		r.Session, r.Generation, r.Epoch = s.Key, s.Generation, s.Epoch
+	}
+	if a.has("gen") {
+		r.Generation, _ = ids.ParseGeneration(a["gen"])
+	}
+	if a.has("epoch") {
+		r.Epoch, _ = ids.ParseEpoch(a["epoch"])
+	}
+	return r
+}
+
+func (m *stage) entry(t *testing.T, verb string, a args) Entry {
+	switch verb {
+	case "join":
+		mem, _ := strconv.Atoi(a["mem"])
+		return Entry{Join: &Host{ID: ids.Host(a["host"]), Boot: a["boot"], Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR},
+			Capacity: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 2000}, CPUPercent: 400}}
+	case "open":
+		return Entry{Open: m.open(a)}
+	case "place":
+		return Entry{Place: &Place{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Alive: a.hosts()}}
+	case "woke":
+		o := corev1.Origin(corev1.Origin_value["ORIGIN_"+strings.ToUpper(a["origin"])])
+		return Entry{Woke: &Woke{Ref: m.ref(a), Origin: o, ImageDigest: a["image"]}}
+	case "wake_failed":
+		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: Failure{errkind.Unavailable, "the host said no"}, Retry: a.has("retry"), Alive: a.hosts()}}
+	case "sleep":
+		c := &SleepCmd{Tenant: tenant(a), Keys: a.keys(), Reason: a["reason"], Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), IdleSince: m.at(a, "idle_since")}
+		if a.has("epoch") {
+			c.Epoch = m.ref(a).Epoch
+		}
+		return Entry{Sleep: c}
+	case "slept":
+		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Alive: a.hosts()}}
+	case "busy":
+		return Entry{SleepRefused: &SleepRefused{Ref: m.ref(a), BusySince: m.at(a, "since")}}
+	case "delete":
+		return Entry{Delete: &Delete{Tenant: tenant(a), Keys: a.keys(), Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), StoredAt: m.at(a, "stored")}}
+	case "expire":
+		s := m.s.Session(a.keys()...)
+		limit := 100
+		if a.has("max") {
+			limit, _ = strconv.Atoi(a["max"])
+		}
+		return Entry{Delete: &Delete{Tenant: "acme", Keys: a.keys(), Expire: &Expire{Generation: s.Generation, Revision: s.Revision,
+			WarnOnly: a.has("warn"), Notice: 72 * time.Hour, MaxPerHour: limit}}}
+	case "removed":
+		return Entry{Removed: &Removed{Ref: m.ref(a), Erased: !a.has("away")}}
+	case "erased":
+		tomb := m.s.Tombstone(a.keys()...)
+		e := tomb.Erase[0]
+		return Entry{Removed: &Removed{Ref: Ref{tomb.Key, e.Generation, e.Epoch}, Erased: true}}
+	case "stopped":
+		r := m.ref(a)
+		return Entry{Stopped: &r}
+	case "exited":
+		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: "killed from outside", Alive: a.hosts()}}
+	case "manifest":
+		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}}}
+	case "lost":
+		return Entry{HostLost: &HostLost{Host: ids.Host(a["host"]), Boot: a["boot"], Reason: "its lease ran out"}}
+	case "drain":
+		return Entry{Drain: &Drain{Host: ids.Host(a["host"]), On: true}}
+	case "trim":
+		return Entry{Trim: &Trim{Upto: m.s.OutSeq}}
+	case "tick":
+		return Entry{Tick: &Tick{Elapsed: a.dur("d")}}
+	case "incarnate":
+		return Entry{Incarnate: &Incarnate{}}
+	}
+	t.Fatalf("unknown command %q", verb)
+	return Entry{}
+}
+
+func tenant(a args) ids.Tenant {
+	if a.has("tenant") {
+		return ids.Tenant(a["tenant"])
+	}
+	return "acme"
+}
+
+func (m *stage) open(a args) *Open {
+	mem := 256
+	if a.has("mem") {
+		mem, _ = strconv.Atoi(a["mem"])
+	}
+	o := &Open{Actor: Actor{Tenant: tenant(a), Issuer: "https://i", Subject: a["u"], Frontend: "web"},
+		Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 500}, Idle: 15 * time.Minute,
+			Retention: 720 * time.Hour, Ephemeral: a.has("ephemeral")},
+		Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), StoredAt: Time(m.now), Deadline: Time(m.now + time.Minute),
+		Keys: a.keys(), Alive: a.hosts(), Name: "default"}
+	if a.has("stored") {
+		o.StoredAt = m.at(a, "stored")
+	}
+	if a.has("deadline") {
+		o.Deadline = m.at(a, "deadline")
+	}
+	return o
+}
+
+func (m *stage) trace(out Outcome, before uint64, a args) string {
+	var b strings.Builder
+	switch {
+	case out.Refused != nil:
+		fmt.Fprintf(&b, "refused %s: %s\n", out.Refused.Kind, out.Refused.Reason)
+	case out.Wait:
+		b.WriteString("wait\n")
+	case out.Deleted:
+		b.WriteString("deleted\n")
+	case out.BusySince != 0:
+		b.WriteString("busy\n")
+	}
+	if out.Record != nil {
+		b.WriteString(recordLine(out.Record))
+	}
+	for _, e := range m.s.EventsAfter(before, 100) {
+		who := string(e.Session)
+		if who == "" {
+			who = string(e.Host)
+		}
+		fmt.Fprintf(&b, "  event %s %s.%s", e.ID, who, e.Kind)
+		if e.Session != "" {
+			fmt.Fprintf(&b, " rev %d %s", e.Revision, StateName(e.State))
+		}
+		if e.Reason != "" {
+			fmt.Fprintf(&b, " (%s)", e.Reason)
+		}
+		if e.Failure != nil {
+			fmt.Fprintf(&b, " [%s: %s]", e.Failure.Kind, e.Failure.Reason)
+		}
+		b.WriteString("\n")
+	}
+	if out.Session != nil && !out.Deleted {
+		b.WriteString(m.show(out.Session.Key))
+	}
+	if b.Len() == 0 {
+		b.WriteString("ok\n")
+	}
+	return b.String()
+}
+
+func recordLine(r *Record) string {
+	st := "pending"
+	if r.Done {
+		st = StateName(r.State)
+	}
+	if r.Failure != nil {
+		st = fmt.Sprintf("%s: %s", r.Failure.Kind, r.Failure.Reason)
+	}
+	return fmt.Sprintf("  request %s %s: %s\n", r.Verb, r.ID, st)
+}
+
+func (m *stage) record(a args) string {
+	r := m.s.Record(a.keys()[0], Verb(a["verb"]), ids.RequestID(a["req"]))
+	if r == nil {
+		return "  forgotten\n"
+	}
+	return recordLine(r)
+}
+
+func (m *stage) show(k ids.SessionKey) string {
+	s := m.s.Session(k)
+	if s == nil {
+		return fmt.Sprintf("  %s: none\n", k)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "  %s: %s gen %s epoch %s rev %d", s.Key, StateName(s.State), s.Generation, s.Epoch, s.Revision)
+	if s.Host != "" {
+		fmt.Fprintf(&b, " on %s", s.Host)
+	}
+	if s.Manifest != "" {
+		fmt.Fprintf(&b, " head %s", s.Manifest)
+	}
+	if s.Dirty {
+		b.WriteString(" dirty")
+	}
+	if s.Wake != nil {
+		fmt.Fprintf(&b, " wake-wanted (try %d)", s.Wake.Attempt)
+	}
+	for _, c := range Next(s) {
+		fmt.Fprintf(&b, " -> %s", c.Kind)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// restart writes a snapshot, reads it, and compares.
+func (m *stage) restart(t *testing.T) string {
+	first := dump(t, m.s)
+	s, err := ReadState(bytes.NewReader(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second := dump(t, s); !bytes.Equal(first, second) {
+		t.Fatalf("a restored state differs:\n%s\n%s", first, second)
+	}
+	m.s = s
+	n := slices.Collect(func(yield func(string) bool) {
+		for _, h := range s.Hosts() {
+			u := s.Usage(h.ID)
+			if !yield(fmt.Sprintf("%s holds %s", h.ID, size(u.MemoryBytes))) {
+				return
+			}
+		}
+	})
+	return fmt.Sprintf("  restored; %s\n", strings.Join(n, ", "))
+}
+
+func dump(t interface{ Fatal(...any) }, s *State) []byte {
+	var b bytes.Buffer
+	if _, err := s.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
