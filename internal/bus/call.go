@@ -68,6 +68,8 @@ func (c *Conn) callRaw(ctx context.Context, subject string, body []byte, content
 		h[HeaderTimeout] = []string{strconv.FormatInt(max(left.Milliseconds(), 1), 10)}
 	}
 	obs.Inject(ctx, h)
+	ctx, done := c.failFast(ctx, subject)
+	defer done()
 	msg, err := c.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Header: h, Data: body})
 	if err != nil {
 		return nil, c.failed("call "+subject, subject, err)

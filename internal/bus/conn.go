@@ -43,6 +43,7 @@ type Conn struct {
 	refused map[string]time.Time // subjects that the server refused lately
 	back    map[int]func()       // called after a reconnect
 	backID  int
+	waiting map[*waiter]struct{} // publishes that may yet be refused
 }
 
 // Option changes how Connect connects.
@@ -221,6 +222,36 @@ func (c *Conn) noteRefused(text string) {
 		clear(c.refused)
 	}
 	c.refused[subject] = time.Now()
+	for w := range c.waiting {
+		if w.subject == subject {
+			w.cancel()
+		}
+	}
+}
+
+// waiter waits for an answer to what it published.
+type waiter struct {
+	subject string
+	cancel  context.CancelFunc
+}
+
+// failFast returns a context that ends when the server refuses a publish to
+// subject, which otherwise nobody is told.
+func (c *Conn) failFast(ctx context.Context, subject string) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &waiter{subject, cancel}
+	c.mu.Lock()
+	if c.waiting == nil {
+		c.waiting = map[*waiter]struct{}{}
+	}
+	c.waiting[w] = struct{}{}
+	c.mu.Unlock()
+	return ctx, func() {
+		cancel()
+		c.mu.Lock()
+		delete(c.waiting, w)
+		c.mu.Unlock()
+	}
 }
 
 // wasRefused reports whether the server refused a publish to subject lately.

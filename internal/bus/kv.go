@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -20,6 +21,10 @@ type Bucket struct {
 
 // OpenBucket opens a bucket of the catalogue; only its owner may.
 func (c *Conn) OpenBucket(ctx context.Context, name string) (*Bucket, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ctx, done := c.failFast(ctx, "$JS.API.STREAM.INFO.KV_"+name)
+	defer done()
 	kv, err := c.js.KeyValue(ctx, name)
 	if err != nil {
 		return nil, c.kvFailed("open bucket", name, err)
@@ -117,12 +122,17 @@ func (c *Conn) deleteMsg(ctx context.Context, stream string, seq uint64, erase b
 // a service has.
 func (c *Conn) api(ctx context.Context, method string, req, resp any) error {
 	subject := "$JS.API." + method
-	body, err := json.Marshal(req)
-	if err != nil {
-		return err
+	var body []byte // some methods want none at all
+	if req != nil {
+		var err error
+		if body, err = json.Marshal(req); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := withTimeout(ctx, defaultTimeout)
 	defer cancel()
+	ctx, done := c.failFast(ctx, subject)
+	defer done()
 	msg, err := c.nc.RequestWithContext(ctx, subject, body)
 	if err != nil {
 		return c.failed(method, subject, err)

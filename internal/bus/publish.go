@@ -124,6 +124,8 @@ func (c *Conn) publishAsync(msg *nats.Msg) (Future, error) {
 }
 
 func (c *Conn) publish(ctx context.Context, msg *nats.Msg) (Ack, error) {
+	ctx, done := c.failFast(ctx, msg.Subject)
+	defer done()
 	a, err := c.js.PublishMsg(ctx, msg)
 	if err != nil {
 		return Ack{}, c.failed("publish "+msg.Subject, msg.Subject, err)

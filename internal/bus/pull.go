@@ -28,7 +28,7 @@ var (
 
 const (
 	pullExpires = 30 * time.Second
-	lagChecks   = 3 // heartbeats without delivery, while messages are pending
+	lagChecks   = 3 // heartbeats in a row without a delivery while messages are pending
 )
 
 func (k *Consumer) supervise(ctx context.Context) {
@@ -187,24 +187,18 @@ func (k *Consumer) check(ctx context.Context, l *lag) error {
 	if silent {
 		return errSilent
 	}
-	if received != l.received || !waiting {
-		*l = lag{received: received}
-		return nil
-	}
-	if l.count++; l.count%lagChecks != 0 {
-		return nil
-	}
-	info, err := k.info(ctx)
+	info, err := k.info(ctx) // also keeps the floor fresh
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return errMissing
 	}
-	if err != nil {
-		return nil // silence will tell
-	}
 	k.mu.Lock()
-	moved := k.received != received
+	moved := k.received != l.received
 	k.mu.Unlock()
-	if !moved && info.NumPending > 0 && info.NumAckPending < k.spec.MaxPending {
+	if err != nil || moved || !waiting || info.NumPending == 0 || info.NumAckPending >= k.spec.MaxPending {
+		*l = lag{received: received}
+		return nil
+	}
+	if l.count++; l.count >= lagChecks {
 		return errStalled
 	}
 	return nil

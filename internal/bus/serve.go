@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -70,7 +71,7 @@ func (c *Conn) Serve(ctx context.Context, cfg ServiceConfig) (*Service, error) {
 		return nil, errs.E("serve", errkind.Internal, cfg.Name, err)
 	}
 	s.micro = m
-	return s, nil
+	return s, errs.Wrap("serve", cfg.Name, c.nc.Flush())
 }
 
 // Handle serves one method with typed messages. The answer has the content
@@ -116,7 +117,8 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 			return errs.E("serve", errkind.Internal, s.cfg.Name+"."+method, err)
 		}
 	}
-	return nil
+	// Calls are answered from here on: the server has seen the subscriptions.
+	return errs.Wrap("serve", s.cfg.Name+"."+method, s.conn.nc.Flush())
 }
 
 // answer runs a handler and sends what it returned.
@@ -176,7 +178,7 @@ func timeoutOf(h nats.Header) time.Duration {
 // Stop takes no new requests, waits for those that run until ctx ends, and
 // then cancels them.
 func (s *Service) Stop(ctx context.Context) error {
-	err := s.micro.Stop()
+	err := errors.Join(s.micro.Stop(), s.conn.nc.FlushTimeout(5*time.Second))
 	done := make(chan struct{})
 	go func() { s.work.Wait(); close(done) }()
 	select {
