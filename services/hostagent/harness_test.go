@@ -374,3 +374,9 @@ func (f *fakeCredentials) mint(t testing.TB, ref *corev1.SessionRef, fe subjects
 }
 
 func (r *rig) hostKey() seal.Public { return r.run.h.key.Public() }
+
+func operator() subjects.Caller { return subjects.Operator() }
+
+func invokeInventory(r *rig, c *bus.Conn) (*hostv1.InventoryReply, error) {
+	return bus.InvokeHost[*hostv1.InventoryReply](r.context(), c, testHost, "inventory", &hostv1.InventoryRequest{})
+}
