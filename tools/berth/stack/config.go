@@ -77,6 +77,7 @@ func (c *Config) SetIdle(d time.Duration) {
 // "null", which has no wall. For trying the control plane and measuring it.
 func (c *Config) UseNullDriver() {
 	c.Host.Driver, c.Host.Tiers = "null", []string{"null"}
+	c.Host.Capacity = hostagent.Capacity{CPUMillis: 1 << 30, MemoryBytes: 1 << 50, PIDs: 1 << 30, DiskBytes: 1 << 60}
 	c.Lifecycle.Policy.Tiers = []string{"null"}
 	for name, t := range c.Lifecycle.Policy.Templates {
 		t.Tier = "null"

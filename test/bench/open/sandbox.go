@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/tools/berth/upproc"
+	"github.com/berth-dev/berth/tools/residue"
+)
+
+const (
+	coldRounds = 9
+	execRounds = 200
+	execWarm   = 20
+)
+
+// tier is one isolation tier, the template that has it and its aims.
+type tier struct {
+	name, template string
+	execFaster     float64
+}
+
+var tiers = []tier{{"container", "container", 15}, {"gvisor", "default", 4}}
+
+// sandboxes measures real ones beside a plain containerd with the same parts.
+func (b *bench) sandboxes(ctx context.Context) error {
+	peer, err := startPeer(ctx)
+	if err != nil {
+		return err
+	}
+	defer peer.stop()
+	dir, err := os.MkdirTemp("", "berth-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	up, err := upproc.Start(ctx, upproc.Options{Bin: b.bin, Dir: dir, Args: []string{"--idle", "1h"}})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := up.Stop(); err != nil {
+			note("stop berth up: %v", err)
+		}
+	}()
+	client, err := up.Connect(ctx, "acme", "bench")
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	before := residue.Take()
+	for _, t := range tiers {
+		if err := b.coldAndResume(ctx, client, peer, t); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
+		if err := b.execs(ctx, client, peer, t); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
+	}
+	return b.asleep(ctx, client, before)
+}
+
+// coldAndResume alternates a cold open, a plain ctr run and a resume, so that
+// all three see the same machine.
+func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, peer *peer, t tier) error {
+	note("cold open to first output and resume, %s, %d rounds", t.name, coldRounds)
+	var cold, plain, resume []time.Duration
+	for i := range coldRounds + 1 {
+		o := sdk.OpenOptions{Name: fmt.Sprintf("cold%d", i), Template: t.template}
+		first, s, err := openToOutput(ctx, client, o)
+		if err != nil {
+			return err
+		}
+		floor, err := peer.firstOutput(ctx, t.name)
+		if err != nil {
+			return err
+		}
+		if err := s.Close(ctx); err != nil {
+			return err
+		}
+		again, s, err := openToOutput(ctx, client, o)
+		if err != nil {
+			return err
+		}
+		if s.Origin() != sdk.Resumed {
+			return fmt.Errorf("the wake says %s", s.Origin())
+		}
+		if err := s.Delete(ctx); err != nil {
+			return err
+		}
+		if i > 0 { // the first round warms images and caches of both sides
+			cold, plain, resume = append(cold, first), append(plain, floor), append(resume, again)
+		}
+	}
+	c, p, r := figures.Quantile(cold, 0.5), figures.Quantile(plain, 0.5), figures.Quantile(resume, 0.5)
+	b.set.Add(figures.Result{Name: "cold open to first output, " + t.name + ", p50", Value: c, Unit: "ms", Floor: p,
+		FloorOf: "ctr run of the same image and runtime, process start to first byte"}, figures.RatioAtMost(1.15))
+	b.set.Add(figures.Result{Name: "resume to first output, " + t.name + ", p50", Value: r, Unit: "ms", Floor: c,
+		FloorOf: "the cold open of this run"}, figures.None)
+	return nil
+}
+
+// openToOutput opens a session and returns the time until the first byte of
+// `echo` came from it.
+func openToOutput(ctx context.Context, client *sdk.Client, o sdk.OpenOptions) (time.Duration, *sdk.Session, error) {
+	began := time.Now()
+	s, err := client.Open(ctx, o)
+	if err != nil {
+		return 0, nil, err
+	}
+	first := make(chan time.Duration, 1)
+	err = s.Run(ctx, sdk.Cmd{Args: []string{"echo", "x"}, Stdout: writerFunc(func(p []byte) (int, error) {
+		select {
+		case first <- time.Since(began):
+		default:
+		}
+		return len(p), nil
+	})})
+	if err != nil {
+		return 0, nil, err
+	}
+	select {
+	case took := <-first:
+		return took, s, nil
+	default:
+		return 0, nil, fmt.Errorf("echo printed nothing: %w", io.ErrUnexpectedEOF)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tier) error {
+	note("exec of true in a live session, %s, %d rounds", t.name, execRounds)
+	s, err := client.Open(ctx, sdk.OpenOptions{Name: "exec", Template: t.template})
+	if err != nil {
+		return err
+	}
+	var took []time.Duration
+	for i := range execWarm + execRounds {
+		began := time.Now()
+		if err := s.Run(ctx, sdk.Command("true")); err != nil {
+			return err
+		}
+		if i >= execWarm {
+			took = append(took, time.Since(began))
+		}
+	}
+	plain, err := peer.execs(ctx, t.name, execRounds/4)
+	if err != nil {
+		return err
+	}
+	b.set.Add(figures.Result{Name: "exec of true, " + t.name + ", p50", Value: figures.Quantile(took, 0.5), Unit: "ms",
+		Floor: figures.Quantile(plain, 0.5), FloorOf: "task exec through containerd's client (a peer)"}, figures.TimesFaster(t.execFaster))
+	b.set.Add(figures.Result{Name: "exec of true, " + t.name + ", p99", Value: figures.Quantile(took, 0.99), Unit: "ms",
+		Floor: figures.Quantile(plain, 0.99), FloorOf: "task exec through containerd's client (a peer)"}, figures.None)
+	return s.Delete(ctx)
+}
+
+// asleep counts what sleeping sessions cost beside what berth up itself has.
+func (b *bench) asleep(ctx context.Context, client *sdk.Client, before residue.Residue) error {
+	for _, t := range tiers {
+		for i := range 3 {
+			s, err := client.Open(ctx, sdk.OpenOptions{Name: fmt.Sprintf("sleeper-%s-%d", t.name, i), Template: t.template})
+			if err != nil {
+				return err
+			}
+			if err := s.Close(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	left := residue.Take().Since(before)
+	const floorOf = "six sessions while asleep"
+	zero := figures.AtMost(0, "")
+	b.set.Add(figures.Result{Name: "asleep, processes", Value: float64(len(left.Processes)), FloorOf: floorOf}, zero)
+	b.set.Add(figures.Result{Name: "asleep, resident memory", Value: float64(residentKiB(left)), Unit: "KiB", FloorOf: floorOf}, zero)
+	b.set.Add(figures.Result{Name: "asleep, mounts and loop devices", Value: float64(len(left.Mounts) + len(left.Loops)), FloorOf: floorOf}, zero)
+	b.set.Add(figures.Result{Name: "asleep, cgroups", Value: float64(len(left.Cgroups)), FloorOf: floorOf}, zero)
+	if !left.Empty() {
+		note("left while asleep: %s", left)
+	}
+	return nil
+}
+
+// residentKiB adds up the resident memory of processes that are left.
+func residentKiB(r residue.Residue) (kib int) {
+	for _, p := range r.Processes {
+		var word string
+		var pid, size, resident int
+		if _, err := fmt.Sscanf(p, "%s %d", &word, &pid); err != nil {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "statm"))
+		if err != nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(string(raw), "%d %d", &size, &resident); err == nil {
+			kib += resident * os.Getpagesize() / 1024
+		}
+	}
+	return kib
+}
