@@ -62,26 +62,26 @@ func recipes(pins map[string]pin, goID string) ([]recipe, error) {
 	}
 	containerd, runc, gvisor := pins["containerd"], pins["runc"], pins["runsc"]
 	list := []recipe{{
-		Name: "containerd", Pin: containerd, Seconds: 140,
+		Name: "containerd", Pin: containerd, Seconds: 85,
 		Binaries: map[string]string{locate.Containerd: "./cmd/containerd", locate.Ctr: "./cmd/ctr"},
 		Tags:     "no_cri,no_btrfs,no_zfs,no_tracing,static_build,osusergo,netgo",
 		LDFlags:  "-s -w -X github.com/containerd/containerd/v2/version.Version=" + containerd.Version,
 	}, {
-		Name: "runc", Pin: runc, Seconds: 90, CGO: true,
+		Name: "runc", Pin: runc, Seconds: 30, CGO: true,
 		Binaries: map[string]string{locate.Runc: "."},
 		Tags:     "seccomp,osusergo,netgo",
 		LDFlags:  "-s -w -extldflags -static",
 	}, {
-		Name: "runsc", Pin: gvisor, Seconds: 150,
+		Name: "runsc", Pin: gvisor, Seconds: 105,
 		Binaries: map[string]string{locate.Runsc: "./runsc"},
 		LDFlags:  "-s -w -X gvisor.dev/gvisor/runsc/version.version=" + gvisor.Version,
 	}, {
-		Name: "shim-runc", Pin: pin{Version: containerd.Version}, Seconds: 20,
+		Name: "shim-runc", Pin: pin{Version: containerd.Version}, Seconds: 15,
 		Source:   "shims/runc",
 		Binaries: map[string]string{locate.ShimRunc: "."},
 		LDFlags:  "-s -w",
 	}, {
-		Name: "shim-runsc", Pin: pin{Version: gvisor.Version}, Seconds: 85,
+		Name: "shim-runsc", Pin: pin{Version: gvisor.Version}, Seconds: 80,
 		Source:   "shims/runsc",
 		Binaries: map[string]string{locate.ShimRunsc: "."},
 		LDFlags:  "-s -w",

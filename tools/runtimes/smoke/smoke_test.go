@@ -99,6 +99,11 @@ func newPipes(t *testing.T, dir string) cio.Creator {
 // options say otherwise.
 func (e *env) create(t *testing.T, handler, id, sandbox string, more ...oci.SpecOpts) client.Task {
 	t.Helper()
+	return e.createWith(t, handler, id, sandbox, newPipes(t, filepath.Join(e.dir, id)), more...)
+}
+
+func (e *env) createWith(t *testing.T, handler, id, sandbox string, streams cio.Creator, more ...oci.SpecOpts) client.Task {
+	t.Helper()
 	kind := locate.TypeContainer
 	if id == sandbox {
 		kind = locate.TypeSandbox
@@ -119,7 +124,7 @@ func (e *env) create(t *testing.T, handler, id, sandbox string, more ...oci.Spec
 	if err != nil {
 		t.Fatal(err)
 	}
-	task, err := container.NewTask(e.ctx, newPipes(t, filepath.Join(e.dir, id)))
+	task, err := container.NewTask(e.ctx, streams)
 	if err != nil {
 		t.Fatalf("create: %v\n%s", err, e.log())
 	}
@@ -147,12 +152,7 @@ func (e *env) finish(t *testing.T, id string) {
 	if status := <-exited; status.ExitCode() != 137 {
 		t.Errorf("exit code %d, %v; want 137", status.ExitCode(), status.Error())
 	}
-	if _, err := task.Delete(e.ctx); err != nil {
-		t.Fatalf("delete: %v", err)
-	}
-	if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
-		t.Fatal(err)
-	}
+	e.remove(t, task)
 }
 
 // exec runs a shell command in the task and returns its output and exit code.
@@ -179,6 +179,7 @@ func (e *env) exec(t *testing.T, task client.Task, command string) (string, uint
 		t.Fatalf("exec: %v", err)
 	}
 	status := <-exited
+	p.IO().Wait() // Delete drops output that is still on its way
 	if _, err := p.Delete(e.ctx); err != nil {
 		t.Fatalf("delete exec: %v", err)
 	}
@@ -218,12 +219,12 @@ func TestExec(t *testing.T) {
 			if err := task.Start(e.ctx); err != nil {
 				t.Fatal(err)
 			}
-			out, code := e.exec(t, task, "id -u; echo hello > /tmp/f; cat /tmp/f; exit 7")
+			out, code := e.exec(t, task, "id -u; echo hello > /root/f; cat /root/f; exit 7")
 			if out != "0\nhello\n" || code != 7 {
 				t.Errorf("exec: %q, code %d", out, code)
 			}
 			root := filepath.Join(e.dir, "state/io.containerd.runtime.v2.task", namespace, id, "rootfs")
-			if data, err := os.ReadFile(filepath.Join(root, "tmp/f")); string(data) != "hello\n" {
+			if data, err := os.ReadFile(filepath.Join(root, "root/f")); string(data) != "hello\n" {
 				t.Errorf("the file on the host: %q, %v", data, err)
 			}
 			e.finish(t, id)
@@ -299,16 +300,7 @@ func TestCloseIOEndsTheInput(t *testing.T) {
 			if status := <-exited; status.ExitCode() != 0 {
 				t.Errorf("cat exits with %d, %v; want 0", status.ExitCode(), status.Error())
 			}
-			container, err := e.client.LoadContainer(e.ctx, id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := task.Delete(e.ctx); err != nil {
-				t.Fatal(err)
-			}
-			if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
-				t.Fatal(err)
-			}
+			e.remove(t, task)
 		})
 	}
 }
@@ -379,5 +371,53 @@ func TestSessionImage(t *testing.T) {
 			}
 			e.finish(t, id)
 		})
+	}
+}
+
+// containerd's client with its usual streams works as with any other shim.
+func TestClientStreams(t *testing.T) {
+	e := newEnv(t)
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			for i := range 5 {
+				id := fmt.Sprintf("std%d-%s", i, name)
+				var out bytes.Buffer
+				streams := cio.NewCreator(cio.WithStreams(strings.NewReader("input\n"), &out, io.Discard),
+					cio.WithFIFODir(filepath.Join(e.dir, "fifo")))
+				task := e.createWith(t, handler, id, id, streams, oci.WithProcessArgs("sh", "-c", "echo hi; head -n1"))
+				exited, err := task.Wait(e.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := task.Start(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case <-exited:
+				case <-time.After(15 * time.Second):
+					t.Fatal("the container never got its input")
+				}
+				task.IO().Wait()
+				if out.String() != "hi\ninput\n" {
+					t.Errorf("output %q", out.String())
+				}
+				e.remove(t, task)
+			}
+		})
+	}
+}
+
+// remove deletes a task that ended, and its container.
+func (e *env) remove(t *testing.T, task client.Task) {
+	t.Helper()
+	container, err := e.client.LoadContainer(e.ctx, task.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := task.Delete(e.ctx); err != nil {
+		t.Fatalf("delete: %v", err)
+	}
+	if err := container.Delete(e.ctx, client.WithSnapshotCleanup); err != nil {
+		t.Fatal(err)
 	}
 }

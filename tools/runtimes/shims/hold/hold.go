@@ -11,11 +11,16 @@
 //     and writing to them never raises a broken pipe; what nobody reads stays in
 //     the pipe, and the container blocks when the pipe is full.
 //
-// Holder never reads or writes a byte. It deliberately holds one end of each
-// pipe only. Holding the reading end of the input too would hide from the host
-// that the container stopped reading. Holding the writing end of the outputs too
-// would hide that the container exited, and would dead-lock containerd's client,
-// which waits for end of file on the outputs before it asks for Delete.
+// Holder never reads or writes a byte, and it never lets an end of a pipe appear
+// and vanish again: a host process that waits in open(2) for its other side would
+// take that for a peer that came and went, and see end of file or a broken pipe.
+//
+// The input is held at both ends, because a writing end alone cannot be opened
+// before there is a reader. So a container that stops reading shows as a full
+// pipe, not as a broken one; that it exited is known from containerd's events.
+// Outputs are held at the reading end only: a held writing end would hide the
+// container's end of file, for which containerd's client waits before it asks for
+// Delete.
 //
 // A Holder is safe for concurrent use.
 package hold
@@ -35,7 +40,7 @@ type Holder struct {
 	tasks map[string]*streams
 }
 
-// streams are the held ends of one task.
+// streams are the held pipes of one task.
 type streams struct {
 	input   *os.File
 	outputs []*os.File
@@ -51,13 +56,13 @@ func (h *Holder) Open(id, stdin, stdout, stderr string) error {
 		return nil
 	}
 	s := &streams{}
-	input, err := openEnd(stdin, syscall.O_WRONLY)
+	input, err := openPipe(stdin, syscall.O_RDWR)
 	if err != nil {
 		return fmt.Errorf("hold the input of task %s: %w", id, err)
 	}
 	s.input = input
 	for _, path := range []string{stdout, stderr} {
-		output, err := openEnd(path, syscall.O_RDONLY)
+		output, err := openPipe(path, syscall.O_RDONLY)
 		if err != nil {
 			s.close()
 			return fmt.Errorf("hold an output of task %s: %w", id, err)
@@ -104,9 +109,9 @@ func (s *streams) close() {
 	}
 }
 
-// openEnd opens one end of the named pipe at path without waiting for the other
-// end. It returns nil when there is no named pipe to hold.
-func openEnd(path string, end int) (*os.File, error) {
+// openPipe opens the named pipe at path, with a mode that does not wait for a
+// peer. It returns nil when there is no named pipe to hold.
+func openPipe(path string, mode int) (*os.File, error) {
 	if path == "" {
 		return nil, nil
 	}
@@ -120,16 +125,9 @@ func openEnd(path string, end int) (*os.File, error) {
 	if info.Mode()&fs.ModeNamedPipe == 0 {
 		return nil, nil
 	}
-	// A pipe opened for both directions never waits; while it is open, neither
-	// does opening the one end that is kept.
-	both, err := os.OpenFile(path, syscall.O_RDWR|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, mode|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	defer both.Close()
-	kept, err := os.OpenFile(path, end|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
-	}
-	return kept, nil
+	return f, nil
 }

@@ -56,18 +56,56 @@ func TestInputSurvivesItsWriter(t *testing.T) {
 	}
 }
 
-func TestInputReaderGone(t *testing.T) {
+// A host process that waits for its peer in open(2) must not take Open for it.
+func TestOpenIsNoPeer(t *testing.T) {
+	var h Holder
+	out := fifo(t, "out")
+	opened := make(chan *os.File)
+	go func() {
+		f, err := os.OpenFile(out, syscall.O_RDONLY, 0) // waits for a writer
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- f
+	}()
+	for range 100 {
+		if err := h.Open("a", "", out, ""); err != nil {
+			t.Fatal(err)
+		}
+		h.Release("a")
+	}
+	if err := h.Open("a", "", out, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release("a")
+	w := open(t, out, syscall.O_WRONLY)
+	if _, err := w.WriteString("kept"); err != nil {
+		t.Fatal(err)
+	}
+	r := <-opened
+	defer r.Close()
+	w.Close()
+	if got, err := io.ReadAll(r); err != nil || string(got) != "kept" {
+		t.Fatalf("the waiting reader got %q, %v", got, err)
+	}
+}
+
+// What is written to the input before the container reads is not lost.
+func TestInputWaitsForTheContainer(t *testing.T) {
 	var h Holder
 	in := fifo(t, "in")
 	if err := h.Open("a", in, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	defer h.Release("a")
-	r := open(t, in, syscall.O_RDONLY)
-	w := open(t, in, syscall.O_WRONLY)
-	r.Close()
-	if _, err := w.WriteString("x"); !errors.Is(err, syscall.EPIPE) {
-		t.Fatalf("write to a container that stopped reading: %v; want EPIPE", err)
+	w := open(t, in, syscall.O_WRONLY) // would be ENXIO with no reader
+	if _, err := w.WriteString("early\n"); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	line, err := bufio.NewReader(open(t, in, syscall.O_RDONLY)).ReadString('\n')
+	if err != nil || line != "early\n" {
+		t.Fatalf("read %q, %v", line, err)
 	}
 }
 
@@ -88,9 +126,6 @@ func TestOutputSurvivesItsReader(t *testing.T) {
 		t.Fatalf("read %q, %v; want what was written, then EOF while still held", got, err)
 	}
 	h.Release("a")
-	if _, err := os.OpenFile(out, syscall.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
-		r.Close()
-	}
 }
 
 func TestLeavesOtherStreamsAlone(t *testing.T) {
