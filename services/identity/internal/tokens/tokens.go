@@ -10,6 +10,7 @@ package tokens
 import (
 	"context"
 	"crypto"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
@@ -59,7 +61,24 @@ type Token struct {
 // Verifier verifies tokens of registered issuers. It is safe for concurrent use.
 type Verifier struct {
 	issuers map[string]*oidc.IDTokenVerifier
+
+	mu     sync.Mutex
+	recent map[[sha256.Size]byte]verified
 }
+
+// verified is a token that was good a moment ago. Clients send the same one
+// with each request.
+type verified struct {
+	token Token
+	at    time.Time
+}
+
+const (
+	// recentFor is how long a verification counts; a key that the issuer
+	// withdraws works at most this much longer.
+	recentFor = time.Minute
+	maxRecent = 4096
+)
 
 // New makes a verifier; client fetches keys, nil is one with sane time-outs.
 // Nothing is fetched before the first token of an issuer.
@@ -67,7 +86,7 @@ func New(issuers []Issuer, client *http.Client) (*Verifier, error) {
 	if client == nil {
 		client = &http.Client{Timeout: 5 * time.Second}
 	}
-	v := &Verifier{issuers: map[string]*oidc.IDTokenVerifier{}}
+	v := &Verifier{issuers: map[string]*oidc.IDTokenVerifier{}, recent: map[[sha256.Size]byte]verified{}}
 	for _, i := range issuers {
 		if _, twice := v.issuers[i.URL]; twice {
 			continue
@@ -138,6 +157,28 @@ const MaxBytes = 16 << 10
 // Unavailable when the issuer's keys cannot be fetched now. No error quotes
 // the token.
 func (v *Verifier) Verify(ctx context.Context, raw string) (Token, error) {
+	sum := sha256.Sum256([]byte(raw))
+	now := time.Now()
+	v.mu.Lock()
+	seen, ok := v.recent[sum]
+	v.mu.Unlock()
+	if ok && now.Sub(seen.at) < recentFor {
+		return seen.token, nil
+	}
+	t, err := v.verify(ctx, raw)
+	if err != nil {
+		return Token{}, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.recent) >= maxRecent {
+		clear(v.recent)
+	}
+	v.recent[sum] = verified{t, now}
+	return t, nil
+}
+
+func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 	const op = "verify token"
 	iss, err := unverifiedIssuer(raw)
 	if err != nil {

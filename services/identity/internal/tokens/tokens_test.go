@@ -276,8 +276,28 @@ func benchmark(b *testing.B, alg jose.SignatureAlgorithm) {
 	}
 	token := mint(t, alg, "d", key, claims("https://idp.example"))
 	for b.Loop() {
-		if _, err := v.Verify(context.Background(), token); err != nil {
+		if _, err := v.verify(context.Background(), token); err != nil {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestAVerificationCountsForAWhileOnlyForThatToken(t *testing.T) {
+	dp, dk, _ := ed25519.GenerateKey(rand.Reader)
+	p := newIDP(t, public("d", dp))
+	v := verifier(t, Issuer{URL: p.URL})
+	token := mint(t, jose.EdDSA, "d", dk, claims(p.URL))
+	for range 2 {
+		if _, err := v.Verify(t.Context(), token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed := []byte(token)
+	if i := len(changed) - 20; changed[i] == 'A' { // within the signature
+		changed[i] = 'B'
+	} else {
+		changed[i] = 'A'
+	}
+	_, err := v.Verify(t.Context(), string(changed))
+	wantKind(t, err, errkind.Unauthenticated)
 }

@@ -123,7 +123,8 @@ func (x *MintRequest) GetReplyKey() string {
 
 // MintReply carries the grant sealed to reply_key.
 type MintReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An nkeys xkey box from sender to reply_key.
 	SealedGrant   []byte                 `protobuf:"bytes,1,opt,name=sealed_grant,json=sealedGrant,proto3" json:"sealed_grant,omitempty"`
 	Sender        string                 `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
@@ -185,7 +186,7 @@ func (x *MintReply) GetExpiresAt() *timestamppb.Timestamp {
 // RenewRequest: sealed inside, for the same reason.
 type RenewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A RenewSecret sealed to credentials' curve key.
+	// A RenewSecret in an nkeys xkey box from sender to credentials' curve key.
 	Sealed        []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	ReplyKey      string `protobuf:"bytes,3,opt,name=reply_key,json=replyKey,proto3" json:"reply_key,omitempty"`
@@ -343,7 +344,8 @@ func (x *RenewSecret) GetTime() *timestamppb.Timestamp {
 
 // RenewReply carries the fresh grant sealed to reply_key.
 type RenewReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An nkeys xkey box from sender to reply_key.
 	SealedGrant   []byte                 `protobuf:"bytes,1,opt,name=sealed_grant,json=sealedGrant,proto3" json:"sealed_grant,omitempty"`
 	Sender        string                 `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
@@ -717,9 +719,11 @@ func (x *DataKeyRequest) GetHostKey() string {
 
 // DataKeyReply carries the 32-byte key sealed to host_key.
 type DataKeyReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SealedKey     []byte                 `protobuf:"bytes,1,opt,name=sealed_key,json=sealedKey,proto3" json:"sealed_key,omitempty"`
-	Sender        string                 `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the format of schemas/seal, which carries the sender's one-time key.
+	SealedKey []byte `protobuf:"bytes,1,opt,name=sealed_key,json=sealedKey,proto3" json:"sealed_key,omitempty"`
+	// Empty.
+	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -29,9 +29,10 @@ const (
 // SealedRequest is all that is on the bus of a request. Sent to both doors for every verb.
 type SealedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An Envelope sealed to identity's curve key (nkeys xkey; ephemeral sender).
+	// An Envelope sealed to identity's curve key, in the format of schemas/seal. The Envelope inside
+	// is protobuf, or JSON when its first byte is "{"; the Reply is written the same way.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
-	// Public curve key of the sender, needed to open the seal.
+	// Public curve key of the sender. For information: sealed carries it too.
 	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -202,8 +203,10 @@ func (x *Envelope) GetContentType() string {
 // SealedReply is all that is on the bus of an answer.
 type SealedReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A Reply sealed to the envelope's reply_key, or empty when the envelope could not be opened.
+	// A Reply sealed to the envelope's reply_key in the format of schemas/seal, or empty when the
+	// envelope could not be opened.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// Public curve key of the sender. For information: sealed carries it too.
 	Sender string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	// Set only when there is no reply key to seal to; names no one and quotes nothing.
 	Failure       *v1.Failure `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
