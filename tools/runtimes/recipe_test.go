@@ -147,3 +147,12 @@ func TestShimModulesFollowVersions(t *testing.T) {
 		}
 	}
 }
+
+// The shims are modules of their own, which go test ./... does not enter. Package
+// hold needs nothing but the standard library, so its tests run from here.
+func TestHold(t *testing.T) {
+	out, err := goCommand(t.Context(), filepath.Join("shims", "hold"), false, "test", "./...")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
