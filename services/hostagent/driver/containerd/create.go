@@ -78,6 +78,7 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		}
 		return driver.Sandbox{}, fail(op, id, err)
 	}
+	d.sawRunning(id)
 	sb := d.sandbox(id, rec)
 	sb.PID, sb.Steps = int(m.pid), times
 	return sb, nil
@@ -156,6 +157,9 @@ func (m *making) closeSpace() {
 func (m *making) mountRoot(ctx context.Context) error {
 	point := m.d.root(m.id)
 	if is, err := mounts.IsMount(point); err != nil || is {
+		return err
+	}
+	if err := os.MkdirAll(point, 0o711); err != nil {
 		return err
 	}
 	if err := placeholder(m.spec); err != nil {

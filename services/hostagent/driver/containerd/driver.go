@@ -34,7 +34,7 @@ import (
 type Config struct {
 	// State holds the sandboxes' folders and the private containerd's data.
 	State string
-	// Run holds sockets; its path must be short (64 characters). Empty: a folder in /run/berth.
+	// Run holds sockets and the mount points of roots; its path must be short and open to all.
 	Run string
 	// Runtimes is the folder with containerd, runc, runsc and their shims (tools/runtimes).
 	Runtimes string
@@ -85,6 +85,7 @@ type Driver struct {
 	mu    sync.Mutex
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
+	ran   map[ids.SandboxID]bool // seen running
 	slots map[uint32]bool
 }
 
@@ -111,7 +112,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	}
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree,
-		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, slots: map[uint32]bool{},
+		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]bool{}, slots: map[uint32]bool{},
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -139,21 +140,23 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// folders makes the driver's folders. A sandbox's first process passes through them on the way to
-// its root without any rights, so they may be crossed but not listed.
+// folders makes the driver's folders. The roots are in Run: a sandbox's first process has no rights
+// on the host on its way there, and State may lie where only root may go.
 func (d *Driver) folders() error {
-	for _, dir := range []string{d.cfg.State, d.sandboxes(), filepath.Join(d.cfg.State, "runsc")} {
+	for _, dir := range []string{d.sandboxes(), filepath.Join(d.cfg.State, "runsc")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{d.cfg.Run, d.roots()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(d.cfg.Run, 0o711); err != nil {
-		return err
-	}
 	if err := d.writeRunscConfig(); err != nil {
 		return err
 	}
-	return mounts.Share(d.sandboxes())
+	return mounts.Share(d.roots())
 }
 
 // recall reads the records of sandboxes that an earlier process made.
@@ -209,7 +212,7 @@ func (d *Driver) Close() error {
 	for _, p := range points {
 		err = errors.Join(err, mounts.Unshare(p))
 	}
-	if err := errors.Join(err, mounts.Unshare(d.sandboxes())); err != nil {
+	if err := errors.Join(err, mounts.Unshare(d.roots())); err != nil {
 		return errs.E("close containerd driver", errkind.Busy, d.cfg.State, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -225,7 +228,8 @@ func (d *Driver) Close() error {
 
 func (d *Driver) sandboxes() string                { return filepath.Join(d.cfg.State, "sandboxes") }
 func (d *Driver) folder(id ids.SandboxID) string   { return filepath.Join(d.sandboxes(), string(id)) }
-func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.folder(id), "rootfs") }
+func (d *Driver) roots() string                    { return filepath.Join(d.cfg.Run, "roots") }
+func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.roots(), string(id)) }
 func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
 func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
 func (d *Driver) runscConfig() string              { return filepath.Join(d.cfg.State, "runsc", "config.toml") }
@@ -278,7 +282,24 @@ func (d *Driver) forget(id ids.SandboxID) {
 	if r, ok := d.known[id]; ok {
 		delete(d.slots, r.Slot)
 		delete(d.known, id)
+		delete(d.ran, id)
 	}
+}
+
+// sawRunning notes that the sandbox runs; hasRun tells whether that was ever noted. What ran and is
+// gone has ended; what never ran is being made.
+func (d *Driver) sawRunning(id ids.SandboxID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.known[id]; ok {
+		d.ran[id] = true
+	}
+}
+
+func (d *Driver) hasRun(id ids.SandboxID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ran[id]
 }
 
 // firstID is the host id that root of a tier-container sandbox has.

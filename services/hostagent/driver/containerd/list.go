@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -15,7 +14,6 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
-	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // List implements driver.Driver: it looks in every place where a part of a sandbox can be.
@@ -84,14 +82,12 @@ func (d *Driver) fromHost(parts map[ids.SandboxID][]string) error {
 	for _, e := range entries {
 		add(parts, e.Name(), "folder")
 	}
-	points, err := mounts.Below(d.sandboxes())
+	roots, err := os.ReadDir(d.roots())
 	if err != nil {
 		return err
 	}
-	for _, p := range points {
-		if rel, err := filepath.Rel(d.sandboxes(), p); err == nil && rel != "." {
-			add(parts, filepath.Dir(rel), "root")
-		}
+	for _, e := range roots {
+		add(parts, e.Name(), "root")
 	}
 	for _, c := range d.cgroup.Children(d.cfg.Cgroup) {
 		add(parts, c, "cgroup")
@@ -104,6 +100,9 @@ func (d *Driver) parts(id ids.SandboxID) []string {
 	var out []string
 	if exists(d.folder(id)) {
 		out = append(out, "folder")
+	}
+	if exists(d.root(id)) {
+		out = append(out, "root")
 	}
 	if d.cgroup.Exists(d.cgroupOf(id)) {
 		out = append(out, "cgroup")

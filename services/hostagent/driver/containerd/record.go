@@ -46,7 +46,7 @@ func readRecord(dir string) (record, error) {
 
 // write makes the sandbox's folder with its record and pipes. Idempotent.
 func (r record) write(dir string, ch driver.Channel) error {
-	if err := os.MkdirAll(filepath.Join(dir, "rootfs"), 0o711); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	b, err := json.Marshal(r)

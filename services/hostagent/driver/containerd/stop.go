@@ -101,7 +101,7 @@ func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		err := unix.Unmount(d.root(id), unix.UMOUNT_NOFOLLOW)
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			return nil
+			return removeEmpty(d.root(id))
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {
 			return fmt.Errorf("unmount root: %w", err)
@@ -113,10 +113,18 @@ func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
 // removeFolder removes the record last, so that a crash in between is found again. It removes only
 // files of this driver: a folder with anything else is not emptied.
 func removeFolder(dir string) error {
-	for _, name := range []string{"rootfs", "stdin", "stdout", recordFile + ".new", recordFile, ""} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove sandbox folder: %w", err)
+	for _, name := range []string{"stdin", "stdout", recordFile + ".new", recordFile, ""} {
+		if err := removeEmpty(filepath.Join(dir, name)); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// removeEmpty removes a file or an empty folder. Idempotent.
+func removeEmpty(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove sandbox folder: %w", err)
 	}
 	return nil
 }

@@ -28,13 +28,13 @@ type watcher struct {
 	d    *Driver
 	out  chan driver.Event
 	told map[ids.SandboxID]map[driver.EventKind]bool
-	ran  map[ids.SandboxID]bool // was seen running
+	late map[ids.SandboxID]int // looks at an exit whose status was not known yet
 }
 
 // Watch implements driver.Watcher. It outlives containerd: after each break it looks at the state
 // of every sandbox again, so that no exit is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
-	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[ids.SandboxID]map[driver.EventKind]bool{}, ran: map[ids.SandboxID]bool{}}
+	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[ids.SandboxID]map[driver.EventKind]bool{}, late: map[ids.SandboxID]int{}}
 	go w.loop(ctx)
 	return w.out, nil
 }
@@ -110,33 +110,35 @@ func (w *watcher) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	seen := map[ids.SandboxID]bool{}
 	for _, f := range found {
 		switch {
 		case f.State == driver.Running:
-			seen[f.ID] = true
+			w.d.sawRunning(f.ID)
 		case w.told[f.ID][driver.EventExited]:
 		case f.State == driver.Exited:
-			w.exited(ctx, w.exitOf(ctx, f.ID))
-		case w.ran[f.ID]:
+			w.found(ctx, f.ID)
+		case w.d.hasRun(f.ID):
 			w.exited(ctx, driver.Event{ID: f.ID, Kind: driver.EventExited, ExitStatus: statusGone, At: time.Now()})
 		}
 	}
-	w.ran = seen
 	return nil
 }
 
-func (w *watcher) exitOf(ctx context.Context, id ids.SandboxID) driver.Event {
+// found tells of an exit that was found by looking. A runtime may call a process stopped before it
+// knows its status, which is never made up: after a second look the status is 'not known'.
+func (w *watcher) found(ctx context.Context, id ids.SandboxID) {
 	e := driver.Event{ID: id, Kind: driver.EventExited, ExitStatus: statusGone, At: time.Now()}
 	r, err := call(ctx, w.d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: string(id)})
-	if err != nil || r.Process == nil {
-		return e
+	known := err == nil && r.Process != nil && r.Process.ExitedAt != nil && r.Process.ExitedAt.AsTime().Unix() > 0
+	if !known && w.late[id] == 0 {
+		w.late[id]++
+		return
 	}
-	e.ExitStatus = r.Process.ExitStatus
-	if r.Process.ExitedAt != nil {
-		e.At = r.Process.ExitedAt.AsTime()
+	delete(w.late, id)
+	if known {
+		e.ExitStatus, e.At = r.Process.ExitStatus, r.Process.ExitedAt.AsTime()
 	}
-	return e
+	w.exited(ctx, e)
 }
 
 func (w *watcher) take(ctx context.Context, topic string, any *anypb.Any) {
@@ -171,6 +173,7 @@ func (w *watcher) tell(ctx context.Context, e driver.Event) {
 	}
 	if len(w.told) > maxTold {
 		clear(w.told)
+		clear(w.late)
 	}
 	if w.told[e.ID] == nil {
 		w.told[e.ID] = map[driver.EventKind]bool{}

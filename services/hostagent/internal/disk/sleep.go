@@ -13,9 +13,10 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
-// Snapshotter turns an image into a manifest. Snapshot is called with the image unmounted and on
-// stable storage, and must not write to it; it must be idempotent: the same record gives the same
-// manifest id. An error leaves the disk as it was, dirty and usable on this host.
+// Snapshotter turns an image into a manifest. Snapshot is called with the image quiet (unmounted, or
+// frozen for a checkpoint, so it must be quick) and on stable storage, and must not write to it; it
+// must be idempotent: the same record gives the same manifest id. An error leaves the disk as it
+// was, dirty and usable on this host.
 type Snapshotter interface {
 	Snapshot(ctx context.Context, rec Record, image *os.File) (Manifest, error)
 }
@@ -75,6 +76,61 @@ func (s *Store) Seal(ctx context.Context, k Key, epoch ids.Epoch) (Manifest, err
 	return m, errs.Wrap(op, k.String(), err)
 }
 
+// Checkpoint describes the disk as it is while the session goes on: it freezes the file system for
+// the time of the snapshot. Everything written before is on stable storage of this host. The head
+// moves with Checkpointed. Kinds as Activate.
+func (s *Store) Checkpoint(ctx context.Context, k Key, epoch ids.Epoch) (m Manifest, err error) {
+	const op = "checkpoint disk"
+	defer s.lock(k)()
+	rec, err := s.attachedRecord(op, k, epoch)
+	if err != nil {
+		return Manifest{}, err
+	}
+	if rec, err = s.sealable(op, rec.activated(epoch), epoch); err != nil {
+		return Manifest{}, err
+	}
+	image, err := os.Open(s.image(k))
+	if err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	defer func() { _ = image.Close() }()
+	if err := freezeMount(s.mountPoint(k), true); err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	defer func() {
+		if terr := freezeMount(s.mountPoint(k), false); terr != nil && err == nil {
+			m, err = Manifest{}, errs.E(op, kindOf(terr), k.String(), terr)
+		}
+	}()
+	if err := s.at("checkpoint.frozen"); err != nil {
+		return Manifest{}, errs.Wrap(op, k.String(), err)
+	}
+	if err := image.Sync(); err != nil {
+		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
+	}
+	m, err = s.snap.Snapshot(ctx, rec, image)
+	return m, errs.Wrap(op, k.String(), err)
+}
+
+// Checkpointed records that m is the session's head; the disk stays dirty. Idempotent.
+func (s *Store) Checkpointed(m Manifest) error {
+	const op = "checkpoint disk"
+	k := Key{m.Session, m.Generation}
+	defer s.lock(k)()
+	rec, err := s.load(k)
+	if err != nil {
+		return errs.Wrap(op, k.String(), err)
+	}
+	if rec.Base == m.ID {
+		return nil
+	}
+	if rec.State != Dirty || rec.Epoch != m.Epoch || rec.Base != m.Parent {
+		return errs.E(op, errkind.StaleEpoch, k.String(), fmt.Sprintf("the disk is %s in epoch %s with base %q", rec.State, rec.Epoch, rec.Base))
+	}
+	rec.Base = m.ID
+	return errs.Wrap(op, k.String(), s.save(rec))
+}
+
 // sealable refuses every epoch but the one that the disk was attached for. A session that was
 // active but wrote nothing has not been activated here: the disk is its epoch's all the same.
 func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error) {
@@ -86,8 +142,8 @@ func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error)
 		return rec, nil
 	}
 	next := rec.activated(epoch)
-	if next == rec {
-		return rec, nil
+	if old, err := s.load(rec.Key()); err == nil && next == old {
+		return next, nil
 	}
 	return next, errs.Wrap(op, rec.Key().String(), s.save(next))
 }
@@ -124,6 +180,30 @@ func syncMount(point string) error {
 	defer func() { _ = d.Close() }()
 	if err := unix.Syncfs(int(d.Fd())); err != nil {
 		return fmt.Errorf("sync disk: %w", err)
+	}
+	return nil
+}
+
+// FIFREEZE and FITHAW of linux/fs.h, which package unix lacks.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// freezeMount stops all writes below point after bringing what was written to the image, and lets
+// them go on. Idempotent.
+func freezeMount(point string, on bool) error {
+	d, err := os.Open(point)
+	if err != nil {
+		return fmt.Errorf("open disk: %w", err)
+	}
+	defer func() { _ = d.Close() }()
+	request, done := uint(fiFreeze), unix.EBUSY
+	if !on {
+		request, done = fiThaw, unix.EINVAL
+	}
+	if err := unix.IoctlSetInt(int(d.Fd()), request, 0); err != nil && err != done {
+		return fmt.Errorf("freeze disk: %w", err)
 	}
 	return nil
 }

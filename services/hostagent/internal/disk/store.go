@@ -140,8 +140,13 @@ func (s *Store) adopt() error {
 		return err
 	}
 	for _, d := range inv.Disks {
-		if d.Mounted {
-			s.active[d.ID] = d.Size
+		if !d.Mounted {
+			continue
+		}
+		s.active[d.ID] = d.Size
+		// An earlier process may have died in a checkpoint.
+		if err := freezeMount(s.mountPoint(d.ID), false); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -1,0 +1,210 @@
+package containerd
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// openDriver opens a driver that stops everything at the end of the test.
+func openDriver(t testing.TB, h *host) *Driver {
+	t.Helper()
+	d := h.Open(t).(*Driver)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		found, err := d.List(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, f := range found {
+			if err := d.Stop(ctx, f.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func start(t testing.TB, d *Driver, spec driver.Spec, tier driver.Tier) (driver.Sandbox, *drivertest.Talk) {
+	t.Helper()
+	spec.Tier = tier
+	sb, err := d.Create(context.Background(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := drivertest.Open(sb.Channel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	if _, err := k.Do("echo", "hello"); err != nil {
+		t.Fatal(err)
+	}
+	return sb, k
+}
+
+// A session falls asleep while another one, whose sandbox began while the first one's disk was
+// mounted, stays awake: nothing of the second may hold the first one's disk.
+func TestFaultANeighbourHoldsNoDisk(t *testing.T) {
+	h := newHost(t)
+	d := openDriver(t, h)
+	ctx := context.Background()
+	for i, tier := range h.cfg.Tiers {
+		one := h.Spec(t, 10*i+1, 1)
+		two := h.Spec(t, 10*i+2, 1)
+		a, _ := start(t, d, one, tier)
+		_, k := start(t, d, two, tier)
+		if err := d.Stop(ctx, a.ID); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := h.disks.Seal(ctx, disk.Key{Session: one.Session, Generation: one.Generation}, ids.Epoch{Incarnation: 1, Index: 1}); err != nil {
+			t.Errorf("%s: %v\n%s", tier, err, strings.Join(holders(one.Disk), "\n"))
+		}
+		t.Logf("%s: sealed in %s", tier, time.Since(began))
+		if _, err := k.Do("echo", "awake"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// holders names the processes whose mount namespace has path.
+func holders(path string) []string {
+	var out []string
+	files, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		if strings.Contains(string(b), path) {
+			c, _ := os.ReadFile(filepath.Join(filepath.Dir(f), "cmdline"))
+			out = append(out, filepath.Dir(f)+" "+strings.ReplaceAll(string(c), "\x00", " "))
+		}
+	}
+	return out
+}
+
+// containerd is killed again and again: sandboxes go on, calls wait, and ends are still told.
+func TestFaultContainerdIsKilled(t *testing.T) {
+	h := newHost(t)
+	d := openDriver(t, h)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	events, err := d.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, tier := range h.cfg.Tiers {
+		sb, k := start(t, d, h.Spec(t, 10*i+1, 1), tier)
+		for range 3 {
+			killContainerd(t, h)
+			if _, err := k.Do("echo", "still here"); err != nil {
+				t.Fatal(err)
+			}
+			found, err := d.List(ctx)
+			if err != nil || len(found) == 0 || found[0].State != driver.Running {
+				t.Fatalf("%s: list: %+v, %v", tier, found, err)
+			}
+		}
+		_, k2 := start(t, d, h.Spec(t, 10*i+2, 1), tier)
+		killContainerd(t, h)
+		if err := k2.Raw(`{"op":"exit","args":["7"]}` + "\n"); err != nil {
+			t.Fatal(err)
+		}
+		for told := false; !told; {
+			select {
+			case e := <-events:
+				t.Logf("%s: %+v", tier, e)
+				told = e.Kind == driver.EventExited && (e.ExitStatus == 7 || e.ExitStatus == statusGone) // never another
+			case <-ctx.Done():
+				t.Fatalf("%s: the exit was not told", tier)
+			}
+		}
+		killContainerd(t, h)
+		if err := d.Stop(ctx, sb.ID); err != nil {
+			t.Errorf("%s: stop: %v", tier, err)
+		}
+	}
+}
+
+func killContainerd(t *testing.T, h *host) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(h.cfg.State, "containerd", "containerd.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+		t.Fatal(err)
+	}
+}
+
+// A process, a shim or everything of a sandbox is killed by hand: it is told, and the same wake
+// works again.
+func TestFaultComputeIsRemovedFromOutside(t *testing.T) {
+	h := newHost(t)
+	d := openDriver(t, h)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	events, err := d.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, tier := range h.cfg.Tiers {
+		for n, victims := range []func(driver.Sandbox) []int{
+			func(sb driver.Sandbox) []int { return []int{sb.PID} },
+			func(sb driver.Sandbox) []int { return naming(string(sb.ID)) },
+		} {
+			spec := h.Spec(t, 10*i+n+1, 1)
+			sb, _ := start(t, d, spec, tier)
+			for _, pid := range victims(sb) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			began := time.Now()
+			for told := false; !told; {
+				select {
+				case e := <-events:
+					told = e.Kind == driver.EventExited && e.ID == sb.ID
+				case <-ctx.Done():
+					t.Fatalf("%s, kind %d: not told", tier, n)
+				}
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("%s, kind %d: told after %s", tier, n, took)
+			}
+			again, k := start(t, d, spec, tier)
+			if again.ID != sb.ID {
+				t.Errorf("another sandbox: %+v", again)
+			}
+			k.Close()
+		}
+	}
+}
+
+// naming lists the processes whose command line has the word.
+func naming(word string) []int {
+	var out []int
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil && pid != os.Getpid() && strings.Contains(string(b), word) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
