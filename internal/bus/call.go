@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -74,19 +75,24 @@ func (c *Conn) callRaw(ctx context.Context, subject string, body []byte, content
 	if err != nil {
 		return nil, c.failed("call "+subject, subject, err)
 	}
-	if err := errs.FromHeader("call "+spanName(subject), msg.Header); err != nil {
-		return nil, err
+	if len(msg.Header[errs.HeaderCode]) > 0 {
+		return nil, errs.FromHeader("call "+spanName(subject), msg.Header)
 	}
 	return msg, nil
 }
 
-// spanName is an RPC subject without its variable parts.
+// spanName is an RPC subject without its variable parts: "scheduler.wake".
 func spanName(subject string) string {
-	call, err := subjects.ParseRPC(subject)
-	if err != nil {
+	rest, ok := strings.CutPrefix(subject, subjects.Prefix+"rpc.")
+	if !ok {
 		return "bus"
 	}
-	return call.Service + "." + call.Method
+	service, rest, _ := strings.Cut(rest, ".")
+	if service == "host" {
+		_, rest, _ = strings.Cut(rest, ".")
+	}
+	method, _, _ := strings.Cut(rest, ".")
+	return service + "." + method
 }
 
 func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

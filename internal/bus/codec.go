@@ -19,7 +19,6 @@ const (
 // Headers of messages.
 const (
 	HeaderContentType = "Content-Type"
-	HeaderAccept      = "Accept"           // wanted content type of an answer
 	HeaderTimeout     = "Berth-Timeout-Ms" // how long the caller waits
 	HeaderReply       = "Berth-Reply"      // where the durable door answers
 	HeaderStream      = "Berth-Stream"     // data-plane stream id

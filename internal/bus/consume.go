@@ -212,7 +212,9 @@ func (k *Consumer) process(ctx context.Context, m *Msg) {
 		k.bury(ctx, m, "it is no CloudEvents message (ce-id and ce-type are missing)")
 		return
 	}
+	began := time.Now()
 	err := k.handle(ctx, m)
+	recordHandled(ctx, k.spec.Durable, began, err)
 	switch kind := errs.Kind(err); {
 	case err == nil:
 		k.ackMsg(ctx, m)

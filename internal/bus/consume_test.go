@@ -464,3 +464,51 @@ func TestTheFleetIsListed(t *testing.T) {
 		}
 	}
 }
+
+// A consumer that holds its messages back (here: paused behind our back) is
+// found and recreated, and nothing is lost or handled twice.
+func TestAStalledConsumerIsRecreated(t *testing.T) {
+	e, spec := startQuick(t, "BERTH_SESSIONS", "lifecycle")
+	spec.Heartbeat = 200 * time.Millisecond
+	life, sched := bustest.Connect(t, e, subjects.Service("lifecycle")), bustest.Connect(t, e, subjects.Service("scheduler"))
+	keeper := bustest.Connect(t, e, subjects.Keeper())
+	ctx := bustest.Context(t)
+	var handled atomic.Int64
+	if _, err := life.Consume(ctx, spec, func(context.Context, *bus.Msg) error { handled.Add(1); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	publish := func() {
+		t.Helper()
+		for i := range 20 {
+			if _, err := sched.Publish(ctx, subjects.Session("acme", session, "active"), wrapperspb.String(fmt.Sprint(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	publish()
+	eventually(t, "20 handled", func() bool { return handled.Load() == 20 })
+	if _, err := keeper.JetStream().PauseConsumer(ctx, spec.Stream, spec.Durable, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	publish()
+	eventually(t, "40 handled", func() bool { return handled.Load() >= 40 })
+	if n := handled.Load(); n != 40 {
+		t.Errorf("%d handled", n)
+	}
+}
+
+func TestTheKeeperRecreatesOnlyTheCallersOwn(t *testing.T) {
+	e := bustest.Start(t)
+	sched := bustest.Connect(t, e, subjects.Service("scheduler"))
+	ctx := bustest.Context(t)
+	subject := subjects.RPC("bus", "recreate", sched.Self())
+	for body, want := range map[string]errkind.Kind{
+		`{"stream":"BERTH_SESSIONS","durable":"lifecycle-sessions","stalled":true}`: errkind.Denied,
+		`{"stream":"BERTH_SESSIONS","durable":"mine"}`:                              errkind.NotFound,
+		`{`: errkind.Invalid,
+	} {
+		if _, err := sched.CallRaw(ctx, subject, []byte(body), bus.JSON); !errs.Is(err, want) {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+}

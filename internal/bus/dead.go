@@ -54,6 +54,7 @@ func (k *Consumer) bury(ctx context.Context, m *Msg, reason string) {
 		k.nak(m, k.spec.Backoff[len(k.spec.Backoff)-1])
 		return
 	}
+	recordDead(ctx, k.spec.Durable)
 	k.log.Warn("message went to "+deadStream, "subject", m.Subject, "sequence", m.Sequence, "reason", reason)
 	if _, err := k.conn.nc.RequestWithContext(ctx, m.ack, []byte("+TERM "+headerText(reason, 256))); err != nil {
 		k.log.Warn("end of a dead message not confirmed", "subject", m.Subject, "error", err)

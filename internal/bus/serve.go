@@ -98,19 +98,19 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 		return errs.E("serve", errkind.Invalid, s.cfg.Name+"."+method, "the catalogue has no such method")
 	}
 	slots := make(chan struct{}, s.cfg.Limit)
-	span := "serve " + s.cfg.Name + "." + method
+	name := s.cfg.Name + "." + method
 	for i, subject := range m.Endpoints(s.conn.self.Host) {
-		name := method
+		endpoint := method
 		if i > 0 {
-			name += "-frontend"
+			endpoint += "-frontend"
 		}
-		err := s.micro.AddEndpoint(name, micro.HandlerFunc(func(r micro.Request) {
+		err := s.micro.AddEndpoint(endpoint, micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
 			s.work.Add(1)
 			go func() {
 				defer s.work.Done()
 				defer func() { <-slots }()
-				s.answer(r, span, h)
+				s.answer(r, name, h)
 			}()
 		}), micro.WithEndpointSubject(subject), micro.WithEndpointMetadata(map[string]string{"doc": m.Doc}))
 		if err != nil {
@@ -134,9 +134,11 @@ func (s *Service) answer(r micro.Request, name string, h func(context.Context, R
 	req := Request{Call: call, Subject: r.Subject(), Header: header, ContentType: contentTypeOf(header)}
 	ctx, cancel := context.WithTimeout(s.base, timeoutOf(header))
 	defer cancel()
-	ctx, span := obs.Start(obs.Extract(ctx, header), name, trace.WithSpanKind(trace.SpanKindServer))
+	ctx, span := obs.Start(obs.Extract(ctx, header), "serve "+name, trace.WithSpanKind(trace.SpanKindServer))
+	began := time.Now()
 	body, err := s.run(ctx, req, r.Data(), h)
 	obs.End(span, err)
+	recordServed(ctx, name, began, err)
 	msg := &nats.Msg{Subject: r.Reply(), Data: body}
 	if err == nil && len(body) > MaxPayload-subjects.KiB {
 		err = errs.Errorf(name, errkind.TooLarge, "the answer is %d bytes long", len(body))
