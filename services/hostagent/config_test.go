@@ -1,0 +1,145 @@
+package hostagent
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/svc"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite golden files")
+
+func TestExampleConfigurationParses(t *testing.T) {
+	cfg := NewConfig()
+	must(t, svc.LoadConfig("hostagent.example.yaml", &cfg))
+	must(t, cfg.check())
+	if cfg.Host != "h1" || cfg.Images["default"] == "" || cfg.Disk.Ready != 2 || cfg.Hello != 20*time.Second {
+		t.Errorf("%+v", cfg)
+	}
+	if err := svc.ParseConfig([]byte("hots: x"), &cfg); err == nil {
+		t.Error("an unknown key was taken")
+	}
+}
+
+// TestPreflightSaysWhatIsMissing: one sentence, and nothing is made.
+func TestPreflightSaysWhatIsMissing(t *testing.T) {
+	base := NewConfig()
+	base.Host, base.Dir = "h1", filepath.Join(t.TempDir(), "not", "made")
+	for name, change := range map[string]func(*Config){
+		"bad host":      func(c *Config) { c.Host = "No Host" },
+		"relative dir":  func(c *Config) { c.Dir = "here" },
+		"bad driver":    func(c *Config) { c.Driver = "magic" },
+		"no tier":       func(c *Config) { c.Tiers = nil },
+		"no wakes":      func(c *Config) { c.MaxWakes = 0 },
+		"no hello":      func(c *Config) { c.Hello = 0 },
+		"no runtimes":   func(c *Config) { c.Runtimes = "/no/such/folder" },
+		"bad grace":     func(c *Config) { c.Grace = -1 },
+		"reserved host": func(c *Config) { c.Host = "operator" },
+	} {
+		cfg := base
+		change(&cfg)
+		err := Preflight(cfg)
+		if err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, serr := os.Stat(base.Dir); !os.IsNotExist(serr) {
+			t.Fatalf("%s: something was made", name)
+		}
+	}
+	cfg := base
+	cfg.Driver, cfg.Tiers = driverNull, []string{"null"}
+	must(t, Preflight(cfg))
+}
+
+func TestHostKeyStaysAndIsPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "h", "host.key")
+	first, err := hostKey(path)
+	must(t, err)
+	again, err := hostKey(path)
+	must(t, err)
+	if first.Public() != again.Public() {
+		t.Error("the key changed")
+	}
+	st, err := os.Stat(path)
+	must(t, err)
+	if st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", st.Mode())
+	}
+	must(t, os.Chmod(path, 0o644))
+	if _, err := hostKey(path); !errs.Is(err, errkind.Refused) {
+		t.Errorf("a key that others can read: %v", err)
+	}
+	must(t, os.WriteFile(path, []byte("nonsense"), 0o600))
+	must(t, os.Chmod(path, 0o600))
+	if _, err := hostKey(path); !errs.Is(err, errkind.DataLoss) {
+		t.Errorf("a damaged key: %v", err)
+	}
+}
+
+func TestLeaseIsCountedFromTheSending(t *testing.T) {
+	now := 100 * time.Second
+	l := newLease(2 * time.Second)
+	l.now = func() time.Duration { return now }
+	if l.check() == nil {
+		t.Error("a host without a lease may act")
+	}
+	l.granted(now, 9*time.Second) // the answer took 3 s
+	now += 3 * time.Second
+	if left := l.left(); left != 4*time.Second {
+		t.Errorf("%s left", left)
+	}
+	if p := l.pause(); p != 3*time.Second {
+		t.Errorf("renewed every %s", p)
+	}
+	now += 4 * time.Second
+	if !errs.Is(l.check(), errkind.Unavailable) {
+		t.Error("the margin is not kept")
+	}
+	l.granted(now-8*time.Second, 9*time.Second) // an old answer that came late shortens nothing
+	l.granted(now, 9*time.Second)
+	l.granted(now-8*time.Second, 9*time.Second)
+	if left := l.left(); left != 7*time.Second {
+		t.Errorf("%s left after a late answer", left)
+	}
+}
+
+// TestPlaceGolden: the text of /run/berth/session.json, which agents read.
+func TestPlaceGolden(t *testing.T) {
+	tm := terms()
+	tm.Tier, tm.TierReason, tm.Idle = corev1.Tier_TIER_GVISOR, "the default", durationpb.New(15*time.Minute)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	durable := describe("s1", "default", tm, "sha256:abc", corev1.Origin_ORIGIN_RESUMED, at)
+	tm.Persistence = corev1.Persistence_PERSISTENCE_EPHEMERAL
+	brief := describe("s1", "scratch", tm, "sha256:abc", corev1.Origin_ORIGIN_CREATED, at)
+	got := string(durable.json()) + string(brief.json())
+	const file = "testdata/session.json.golden"
+	if *rewrite {
+		must(t, os.MkdirAll("testdata", 0o755))
+		must(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	must(t, err)
+	if got != string(want) {
+		t.Errorf("differs from %s; got:\n%s", file, got)
+	}
+	var any map[string]any
+	must(t, json.Unmarshal(durable.json(), &any))
+	dir := filepath.Join(t.TempDir(), "run")
+	must(t, writePlace(dir, durable.json()))
+	must(t, writePlace(dir, brief.json()))
+	left, err := os.ReadDir(dir)
+	must(t, err)
+	if len(left) != 1 {
+		t.Errorf("%d files in the run folder", len(left))
+	}
+}
