@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -79,20 +80,26 @@ func WithExpectedLast(seq uint64) PubOption {
 
 // Publish stores a message and waits for the stream's acknowledgement.
 func (c *Conn) Publish(ctx context.Context, subject string, m proto.Message, opts ...PubOption) (Ack, error) {
+	ctx, span := publishSpan(ctx, subject)
 	msg, err := c.event(ctx, subject, m, nil, opts)
-	if err != nil {
-		return Ack{}, err
+	var ack Ack
+	if err == nil {
+		ack, err = c.publish(ctx, msg)
 	}
-	return c.publish(ctx, msg)
+	obs.End(span, err)
+	return ack, err
 }
 
 // PublishRaw stores a body as it is.
 func (c *Conn) PublishRaw(ctx context.Context, subject string, body []byte, opts ...PubOption) (Ack, error) {
+	ctx, span := publishSpan(ctx, subject)
 	msg, err := c.event(ctx, subject, nil, body, opts)
-	if err != nil {
-		return Ack{}, err
+	var ack Ack
+	if err == nil {
+		ack, err = c.publish(ctx, msg)
 	}
-	return c.publish(ctx, msg)
+	obs.End(span, err)
+	return ack, err
 }
 
 // PublishAsync sends a message and returns at once. It blocks only when 4096
@@ -113,6 +120,13 @@ func (c *Conn) PublishRawAsync(ctx context.Context, subject string, body []byte,
 		return Future{}, err
 	}
 	return c.publishAsync(msg)
+}
+
+func publishSpan(ctx context.Context, subject string) (context.Context, trace.Span) {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return ctx, trace.SpanFromContext(ctx) // off, or nothing to be part of
+	}
+	return obs.Start(ctx, "publish "+subjects.EventType(subject), trace.WithSpanKind(trace.SpanKindProducer))
 }
 
 func (c *Conn) publishAsync(msg *nats.Msg) (Future, error) {

@@ -133,6 +133,13 @@ func (s *SpanStore) Trace(id string) []Span {
 	return out
 }
 
+// All returns the spans that are in memory, in order of end.
+func (s *SpanStore) All() []Span {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]Span(nil), s.ring...)
+}
+
 func fromSDK(ro sdktrace.ReadOnlySpan) Span {
 	sp := Span{
 		Trace: ro.SpanContext().TraceID().String(), ID: ro.SpanContext().SpanID().String(),
