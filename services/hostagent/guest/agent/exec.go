@@ -63,6 +63,7 @@ func (x *execution) store(sub wire.Sub, p []byte) {
 		if n == 0 {
 			x.account(&before)
 			x.cond.Wait()
+			before = x.ring.size // others account for what they drop
 			continue
 		}
 		x.ring.append(sub, p[:n])

@@ -283,15 +283,7 @@ func (c *Conn) open(ctx context.Context, method string, params any, s receiver) 
 	id := c.next
 	c.streams[id] = s
 	c.mu.Unlock()
-	var frames []byte
-	for len(body) > wire.MaxPayload {
-		part := wire.Frame{Type: wire.TypeRequest, Flags: wire.FlagMore, Stream: id, Payload: body[:wire.MaxPayload]}
-		if frames, err = wire.AppendFrame(frames, part); err != nil {
-			return 0, err
-		}
-		body = body[wire.MaxPayload:]
-	}
-	frames, err = wire.AppendFrame(frames, wire.Frame{Type: wire.TypeRequest, Stream: id, Payload: body})
+	frames, err := requestFrames(id, body)
 	if err == nil {
 		err = c.enqueue(ctx, frames)
 	}
@@ -299,6 +291,18 @@ func (c *Conn) open(ctx context.Context, method string, params any, s receiver) 
 		c.forget(id)
 	}
 	return id, err
+}
+
+// requestFrames encodes a request, over several frames if it is long.
+func requestFrames(id uint32, body []byte) (frames []byte, err error) {
+	for len(body) > wire.MaxPayload {
+		part := wire.Frame{Type: wire.TypeRequest, Flags: wire.FlagMore, Stream: id, Payload: body[:wire.MaxPayload]}
+		if frames, err = wire.AppendFrame(frames, part); err != nil {
+			return nil, err
+		}
+		body = body[wire.MaxPayload:]
+	}
+	return wire.AppendFrame(frames, wire.Frame{Type: wire.TypeRequest, Stream: id, Payload: body})
 }
 
 // forget ends the interest in a stream; what comes for it is dropped.

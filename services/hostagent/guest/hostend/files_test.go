@@ -255,7 +255,6 @@ func TestMakeMoveRemove(t *testing.T) {
 }
 
 func TestFilesWithThePermissionsOfTheUser(t *testing.T) {
-	c := startGuest(t).attach()
 	ctx := testContext(t)
 	dir, err := os.MkdirTemp("/tmp", "berth-guest-")
 	if err != nil {
@@ -270,6 +269,7 @@ func TestFilesWithThePermissionsOfTheUser(t *testing.T) {
 			t.Fatal(step)
 		}
 	}
+	c := startGuest(t).attach()
 	as := func(name, user string) hostend.Path { return hostend.Path{Name: dir + "/" + name, User: user} }
 	if _, err := get(t, c, as("secret", "nobody"), 0, 0); !errors.Is(err, hostend.ErrPermission) {
 		t.Errorf("read of a secret: %v", err)

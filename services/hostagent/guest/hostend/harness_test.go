@@ -57,6 +57,8 @@ type guest struct {
 	t       testing.TB
 	in, out string
 	cmd     *exec.Cmd
+	// terminate sends SIGTERM to PID 1.
+	terminate func() error
 }
 
 // startGuest starts the agent as PID 1; the test holds the FIFOs open.
@@ -80,9 +82,10 @@ func startGuest(t testing.TB) *guest {
 		t.Cleanup(func() { held[i].Close() })
 	}
 	if runtime := os.Getenv("BERTH_TEST_RUNTIME"); runtime != "" {
-		g.cmd = containerCommand(t, runtime)
+		g.cmd, g.terminate = containerCommand(t, runtime)
 	} else {
 		g.cmd = exec.Command("/proc/self/exe")
+		g.terminate = func() error { return g.cmd.Process.Signal(unix.SIGTERM) }
 		g.cmd.Env = append(os.Environ(), "BERTH_TEST_ROLE=guest")
 		g.cmd.SysProcAttr = &syscall.SysProcAttr{
 			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL,

@@ -16,8 +16,9 @@ import (
 
 // liar is a guest that answers the attach and then says what it likes.
 type liar struct {
-	in  *wire.Reader
-	out io.WriteCloser
+	in    *wire.Reader
+	out   io.WriteCloser
+	asked chan struct{} // closed at the first request: what is said before is dropped
 }
 
 // attachLiar attaches to a guest that a test plays.
@@ -25,16 +26,16 @@ func attachLiar(t testing.TB) (*hostend.Conn, *liar) {
 	t.Helper()
 	fromHost, toGuest := io.Pipe()
 	fromGuest, toHost := io.Pipe()
-	l := &liar{in: wire.NewReader(fromHost), out: toHost}
+	l := &liar{in: wire.NewReader(fromHost), out: toHost, asked: make(chan struct{})}
 	go func() {
 		item, err := l.in.Next()
 		if err != nil || item.Sync == nil {
 			return
 		}
+		_, _ = l.in.Next() // the host's hello
 		hello, _ := json.Marshal(wire.Hello{Min: 1, Max: 1, Version: 1})
 		b, _ := wire.AppendFrame(wire.AppendSync([]byte("old noise"), *item.Sync), wire.Frame{Type: wire.TypeHello, Payload: hello})
 		_, _ = l.out.Write(b)
-		_, _ = l.in.Next() // the host's hello
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -47,6 +48,7 @@ func attachLiar(t testing.TB) (*hostend.Conn, *liar) {
 }
 
 func (l *liar) say(frames ...wire.Frame) {
+	<-l.asked
 	for _, f := range frames {
 		b, err := wire.AppendFrame(nil, f)
 		if err != nil {
@@ -60,9 +62,14 @@ func (l *liar) say(frames ...wire.Frame) {
 
 // drain reads requests so that the host is never blocked.
 func (l *liar) drain() {
-	for {
-		if _, err := l.in.Next(); err != nil && !errors.Is(err, wire.ErrCorrupt) {
+	for first := true; ; {
+		item, err := l.in.Next()
+		if err != nil && !errors.Is(err, wire.ErrCorrupt) {
 			return
+		}
+		if first && item.Frame.Type == wire.TypeRequest {
+			first = false
+			close(l.asked)
 		}
 	}
 }

@@ -16,8 +16,9 @@ import (
 // do so as PID 1 of a container of that runtime. Its root is that of this
 // machine, so that programs and temporary directories are the same.
 
-// containerCommand makes a bundle and returns the command that runs it.
-func containerCommand(t testing.TB, runtime string) *exec.Cmd {
+// containerCommand makes a bundle and returns the command that runs it, and how
+// to ask it to end.
+func containerCommand(t testing.TB, runtime string) (run *exec.Cmd, terminate func() error) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "berth-guest-")
 	if err != nil {
@@ -55,7 +56,8 @@ func containerCommand(t testing.TB, runtime string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return exec.Command(runtime, append(args, "run", "--bundle", dir, id)...)
+	terminate = func() error { return exec.Command(runtime, append(args, "kill", id, "TERM")...).Run() }
+	return exec.Command(runtime, append(args, "run", "--bundle", dir, id)...), terminate
 }
 
 // containerConfig is the least that an OCI runtime takes.

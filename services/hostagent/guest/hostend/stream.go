@@ -322,8 +322,8 @@ func (s *ExecStream) takeExit(f wire.Frame) error {
 	if err := decode(f.Payload, &exit); err != nil {
 		return err
 	}
-	if exit.Code == nil && exit.Signal == 0 && exit.Unknown == "" {
-		exit.Unknown = "the guest reported an exit without a status"
+	if !plausible(exit) {
+		exit = Exit{Unknown: "the guest reported an impossible status", Output: exit.Output, EndedAt: exit.EndedAt}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -345,4 +345,16 @@ func (s *ExecStream) mark(ev Event) error {
 	}
 	s.push(ev)
 	return nil
+}
+
+// plausible says whether exactly one of code, signal and reason is there, in the
+// range that the kernel gives.
+func plausible(x Exit) bool {
+	switch {
+	case x.Code != nil:
+		return *x.Code >= 0 && *x.Code <= 255 && x.Signal == 0 && x.Unknown == ""
+	case x.Signal != 0:
+		return x.Signal > 0 && x.Signal <= 64 && x.Unknown == ""
+	}
+	return x.Unknown != ""
 }

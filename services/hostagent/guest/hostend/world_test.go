@@ -65,7 +65,7 @@ func TestEnvironmentAndDescriptors(t *testing.T) {
 	if wd := output(t, c, hostend.ExecSpec{Key: "cwd", Argv: []string{"pwd"}, Cwd: "/usr/bin"}); wd != "/usr/bin" {
 		t.Errorf("working directory %s", wd)
 	}
-	if sig := output(t, c, hostend.ExecSpec{Key: "sig", Argv: []string{"grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"}}); strings.Trim(sig, "SigIgnBlk:0\t\n") != "" {
+	if sig := output(t, c, hostend.ExecSpec{Key: "sig", Argv: []string{"sh", "-c", "grep -E 'Sig(Ign|Blk)' /proc/self/status; true"}}); strings.Trim(sig, "SigIgnBlk:0\t\n") != "" {
 		t.Errorf("signals are ignored or blocked: %s", sig)
 	}
 }
@@ -164,7 +164,7 @@ func TestShutdownOfPID1IsOrderly(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, s, "ready")
-	if err := g.cmd.Process.Signal(unix.SIGTERM); err != nil {
+	if err := g.terminate(); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, s, "saved")
