@@ -1,0 +1,168 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/berth-dev/berth/sdk"
+)
+
+type execCmd struct {
+	userFlags
+	Interactive bool          `short:"i" help:"Pass standard input on."`
+	TTY         bool          `short:"t" name:"tty" help:"Run it on a terminal."`
+	Env         []string      `short:"e" help:"Set a variable: NAME=VALUE." placeholder:"NAME=VALUE" sep:"none"`
+	Workdir     string        `short:"w" help:"Working directory." placeholder:"DIR"`
+	As          string        `help:"User inside: name, uid or uid:gid." placeholder:"USER"`
+	Timeout     time.Duration `help:"Kill it after so long." placeholder:"DURATION"`
+	Key         string        `help:"Idempotency key: the same key never starts a second process." placeholder:"KEY"`
+	Session     string        `arg:"" help:"Name or key of the session." placeholder:"SESSION"`
+	Argv        []string      `arg:"" optional:"" passthrough:"" help:"Program and its arguments." name:"command"`
+}
+
+func (c *execCmd) Run(a *app) error {
+	cmd, err := c.command(a)
+	if err != nil {
+		return err
+	}
+	cl, err := c.connect(a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	name, err := sessionName(a.ctx, cl, c.Session)
+	if err != nil {
+		return err
+	}
+	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
+	if err != nil {
+		return err
+	}
+	defer s.Detach()
+	if c.TTY {
+		restore, err := raw(a.stdin)
+		if err != nil {
+			return err
+		}
+		defer restore()
+	}
+	p, err := s.Exec(a.ctx, cmd)
+	if err != nil {
+		return err
+	}
+	stop := c.follow(a, p)
+	defer stop()
+	return exitOf(p.Wait())
+}
+
+// command checks the flags before anything is opened.
+func (c *execCmd) command(a *app) (sdk.Cmd, error) {
+	if len(c.Argv) > 0 && c.Argv[0] == "--" {
+		c.Argv = c.Argv[1:]
+	}
+	if len(c.Argv) == 0 {
+		return sdk.Cmd{}, usage("there is no command to run; write it after --")
+	}
+	cmd := sdk.Cmd{Args: c.Argv, Dir: c.Workdir, User: c.As, Timeout: c.Timeout, Key: c.Key, Stdout: a.stdout, Stderr: a.stderr, Env: map[string]string{}}
+	for _, e := range c.Env {
+		k, v, ok := strings.Cut(e, "=")
+		if !ok || k == "" {
+			return cmd, usage("the variable %q is not NAME=VALUE", e)
+		}
+		cmd.Env[k] = v
+	}
+	if c.Interactive {
+		cmd.Stdin = a.stdin
+	}
+	if c.TTY {
+		if !isTerminal(a.stdin) {
+			return cmd, usage("-t needs a terminal as standard input")
+		}
+		cmd.PTY = terminalSize(a.stdin)
+		if _, set := cmd.Env["TERM"]; !set && os.Getenv("TERM") != "" {
+			cmd.Env["TERM"] = os.Getenv("TERM")
+		}
+	}
+	return cmd, nil
+}
+
+// follow passes signals and the terminal's size on until stop is called.
+func (c *execCmd) follow(a *app, p *sdk.Process) (stop func()) {
+	ch := make(chan os.Signal, 8)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGWINCH)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case sig := <-ch:
+				if sig == syscall.SIGWINCH {
+					if size := terminalSize(a.stdin); c.TTY && size != nil {
+						_ = p.Resize(*size)
+					}
+					continue
+				}
+				_ = p.Signal(unix.SignalName(sig.(syscall.Signal)))
+			}
+		}
+	}()
+	return func() { signal.Stop(ch); close(done) }
+}
+
+// exitOf makes the process's end the program's.
+func exitOf(err error) error {
+	exit, unknown := (*sdk.ExitError)(nil), (*sdk.UnknownExitError)(nil)
+	lost := (*sdk.LostOutputError)(nil)
+	switch {
+	case errors.As(err, &unknown):
+		return exitCode{255, "how the command ended cannot be known: " + unknown.Reason}
+	case errors.As(err, &exit):
+		out := exitCode{code: exit.Code}
+		if exit.Signal != "" {
+			out = exitCode{128 + int(unix.SignalNum(exit.Signal)), "the command was ended by " + exit.Signal}
+		}
+		if exit.TimedOut {
+			out.text = "the command was killed after its time-out"
+		}
+		if exit.OOM {
+			out.text = "the command was killed: the session ran out of memory"
+		}
+		if errors.As(err, &lost) {
+			out.text = lost.Error()
+		}
+		return out
+	}
+	return err
+}
+
+// raw puts the terminal into raw mode; keys go to the process as they are.
+func raw(in io.Reader) (restore func(), err error) {
+	f := in.(interface{ Fd() uintptr })
+	old, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, fmt.Errorf("set the terminal to raw mode: %w", err)
+	}
+	return func() { _ = term.Restore(int(f.Fd()), old) }, nil
+}
+
+func terminalSize(in io.Reader) *sdk.Size {
+	f, ok := in.(interface{ Fd() uintptr })
+	if !ok {
+		return nil
+	}
+	w, h, err := term.GetSize(int(f.Fd()))
+	if err != nil || w <= 0 || h <= 0 {
+		return &sdk.Size{Rows: 24, Cols: 80}
+	}
+	return &sdk.Size{Rows: uint32(h), Cols: uint32(w)}
+}

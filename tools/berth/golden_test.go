@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/sdk"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens")
+
+var at = time.Date(2026, 3, 4, 5, 6, 7, 891_000_000, time.UTC)
+
+const sampleKey = "sabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrst"
+
+func sampleRecord() *schedulerv1.SessionRecord {
+	d := func(v time.Duration) *durationpb.Duration { return durationpb.New(v) }
+	return &schedulerv1.SessionRecord{
+		Session: &corev1.SessionRef{Tenant: "acme", Session: sampleKey, Generation: &corev1.Stamp{Incarnation: 1, Index: 12}, Epoch: &corev1.Stamp{Incarnation: 1, Index: 40}},
+		State:   corev1.State_STATE_ACTIVE, Revision: 9, Host: "local", Manifest: "m1234", SessionName: "default",
+		Terms: &corev1.Terms{Plan: "default", Template: "default", Tier: corev1.Tier_TIER_GVISOR, TierReason: "the default for code that the user wrote",
+			Persistence: corev1.Persistence_PERSISTENCE_DURABLE, Idle: d(15 * time.Minute), Retention: d(30 * 24 * time.Hour),
+			Limits: &corev1.Limits{CpuMillis: 1500, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 3 << 29}},
+		Actor:     &corev1.Actor{Tenant: "acme", Issuer: "http://127.0.0.1:7000/acme", Subject: "ann", Frontend: "cli"},
+		CreatedAt: timestamppb.New(at.Add(-time.Hour)), ChangedAt: timestamppb.New(at), Origin: corev1.Origin_ORIGIN_RESUMED,
+		LastWake: &corev1.Timing{Total: d(312400 * time.Microsecond), Steps: []*corev1.Step{
+			{Name: "scheduler.place", Start: d(200 * time.Microsecond), Took: d(1100 * time.Microsecond)},
+			{Name: "host.guest.ready", Start: d(64 * time.Millisecond), Took: d(247 * time.Millisecond)},
+			{Name: "host.disk.attach", Start: d(1900 * time.Microsecond), Took: d(18200 * time.Microsecond)}}},
+	}
+}
+
+func sampleOpen() openOut {
+	r := showOutOf(sampleRecord())
+	asOf := at.Add(-24 * time.Hour)
+	return openOut{Session: r.Session, Name: r.Name, Generation: r.Generation, Epoch: r.Epoch, Host: r.Host, Origin: "restored", RestoredAsOf: &asOf,
+		Place:  placeOut{Tier: "gvisor", Template: "default", Limits: r.Limits, Persists: "the whole disk", IdleMS: r.IdleMS, Network: "none", ImageDigest: "sha256:ab"},
+		Timing: r.LastWake}
+}
+
+func sampleHosts() hostsOut {
+	return hostsOutOf(&schedulerv1.HostsReply{Hosts: []*schedulerv1.HostRecord{
+		{Host: "local", Zone: "z1", Alive: true, Tiers: []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR}, Sessions: 12, Active: 3,
+			Capacity: &corev1.Limits{CpuMillis: 2000, MemoryBytes: 8 << 30, Pids: 4096, DiskBytes: 100 << 30}},
+		{Host: "old", Capacity: &corev1.Limits{}}}})
+}
+
+func sampleDead() deadListOut {
+	return deadListOut{Messages: []deadOut{{Sequence: 3, Service: "lifecycle", Consumer: "lifecycle-sessions", Reason: "cannot decode\x1b[31m", Subject: "berth.v1.session.acme.x.active",
+		Deliveries: 10, Stored: at, Died: at.Add(time.Minute)}}}
+}
+
+func sampleEvents() []sdk.Event {
+	ref := sampleRecord().GetSession()
+	sched := func(name string, state corev1.State, rev uint64, fill func(*schedulerv1.Event)) sdk.Event {
+		e := &schedulerv1.Event{Session: ref, Revision: rev, At: timestamppb.New(at), State: state}
+		fill(e)
+		return event(name, e)
+	}
+	return []sdk.Event{
+		event("resume", &lifecyclev1.Resume{Session: ref, Cause: corev1.Cause_CAUSE_RESUME, RequestId: "r1"}),
+		sched("admitted", corev1.State_STATE_WAKING, 1, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Admitted{Admitted: &schedulerv1.Admitted{Actor: sampleRecord().Actor, Terms: sampleRecord().Terms, RequestId: "r1", SessionName: "default"}}
+		}),
+		sched("placed", corev1.State_STATE_WAKING, 2, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: "local", Reason: "its disk is here"}}
+		}),
+		sched("active", corev1.State_STATE_ACTIVE, 3, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Active{Active: &schedulerv1.Active{Host: "local", Origin: corev1.Origin_ORIGIN_RESUMED, Timing: sampleRecord().LastWake, RequestId: "r1"}}
+		}),
+		event("oom", &hostv1.Event{Session: ref, Host: "local", At: timestamppb.New(at), What: "oom", Reason: "the session ran out of memory (512 MiB)"}),
+		event("idle", &lifecyclev1.Idle{Session: ref, Idle: durationpb.New(15 * time.Minute)}),
+		sched("asleep", corev1.State_STATE_ASLEEP, 4, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{Manifest: "m1234", Host: "local", Reason: "idle"}}
+		}),
+		sched("failed", corev1.State_STATE_FAILED, 5, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Failed{Failed: &schedulerv1.Failed{Failure: &corev1.Failure{Kind: "internal", Reason: "the guest did not answer"}}}
+		}),
+		event("refused", &lifecyclev1.Refused{Tenant: "acme", Session: sampleKey, RequestId: "r2", Failure: &corev1.Failure{Kind: "refused", Reason: "the tenant is paused"}}),
+	}
+}
+
+func event(name string, body proto.Message) sdk.Event {
+	e := sdk.Event{Tenant: "acme", Session: sampleKey, Name: name, Time: at, Body: body}
+	if s, ok := body.(*schedulerv1.Event); ok {
+		e.Revision, e.State = s.GetRevision(), sdk.State(stateWord(s.GetState()))
+	}
+	return e
+}
+
+// samples are every output, for a person and as JSON.
+func samples() map[string]func(*app) error {
+	show := func(v any, human func(*app)) func(*app) error {
+		return func(a *app) error { return a.print(v, func() { human(a) }) }
+	}
+	list := listOut{Sessions: []sessionOut{recordOut(sampleRecord())}}
+	copied := copyOut{Files: 2, Dirs: 1, Bytes: 1536, Skipped: []string{"a/socket"}}
+	dead := sampleDead()
+	one := dead.Messages[0]
+	one.Header, one.Body = map[string][]string{"Ce-Id": {"x"}}, []byte("body\x00")
+	said := func(text string) func(*app) { return func(a *app) { _, _ = a.stdout.Write([]byte(text)) } }
+	return map[string]func(*app) error{
+		"session-open":         show(sampleOpen(), func(a *app) { a.renderOpen(sampleOpen()) }),
+		"session-list":         show(list, func(a *app) { a.renderList(list) }),
+		"session-show":         show(showOutOf(sampleRecord()), func(a *app) { a.renderShow(showOutOf(sampleRecord())) }),
+		"host-list":            show(sampleHosts(), func(a *app) { a.renderHosts(sampleHosts()) }),
+		"dead-list":            show(dead, func(a *app) { a.renderDead(dead) }),
+		"dead-show":            show(one, func(a *app) { a.renderDeadOne(one) }),
+		"dead-retry":           show(retriedOut{3, true}, said("message 3 was handled\n")),
+		"session-open-no-wait": show(submittedOut{"rabc"}, said("stored as request rabc\n")),
+		"session-close":        show(doneOut{"default", "closed"}, said("session default closed\n")),
+		"cp":                   show(copied, said(copied.String()+"\n")),
+		"dev-token":            show(tokenOut{"eyJ...", "acme", "ann", at.Truncate(time.Second)}, said("eyJ...\n")),
+		"request-seal": show(sealOut{Subject: "berth.v1.rpc.identity.open.acme.cli", Queue: "berth.v1.request.acme.cli.open",
+			Body: json.RawMessage(`{"sealed":"...","sender":"X..."}`), RequestID: "rabc"}, said(`{"sealed":"...","sender":"X..."}`+"\n")),
+		"version": show(versionOut{"v0.1.0", "abc", "go1.26", "linux", "amd64"}, said("berth v0.1.0 abc linux/amd64 go1.26\n")),
+		"tail": func(a *app) error {
+			for _, e := range sampleEvents() {
+				if a.json {
+					if err := a.eventJSON(e); err != nil {
+						return err
+					}
+					continue
+				}
+				said(a.eventLine(e) + "\n")(a)
+			}
+			return nil
+		},
+	}
+}
+
+func TestOutput(t *testing.T) {
+	for name, print := range samples() {
+		for ext, json := range map[string]bool{"txt": false, "json": true} {
+			var out bytes.Buffer
+			if err := print(&app{stdout: &out, json: json}); err != nil {
+				t.Fatal(err)
+			}
+			got := out.Bytes()
+			if name == "tail" && json {
+				got = compact(t, got)
+			}
+			golden(t, name+"."+ext, got)
+		}
+	}
+}
+
+// compact undoes the random spaces that protojson puts into its output.
+func compact(t *testing.T, lines []byte) []byte {
+	var out bytes.Buffer
+	for _, l := range bytes.Split(bytes.TrimSpace(lines), []byte("\n")) {
+		if err := json.Compact(&out, l); err != nil {
+			t.Fatal(err)
+		}
+		out.WriteByte('\n')
+	}
+	return out.Bytes()
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
+	}
+}
+
+// TestDocument holds docs/howto/cli-json.md to what is printed.
+func TestDocument(t *testing.T) {
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "howto", "cli-json.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range samples() {
+		want, err := os.ReadFile(filepath.Join("testdata", name+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "tail" { // the document shows one line of it
+			want = bytes.SplitAfter(want, []byte("\n"))[3]
+		}
+		if !strings.Contains(string(doc), "```json\n"+string(want)+"```") {
+			t.Errorf("docs/howto/cli-json.md does not show the output of %s:\n%s", name, want)
+		}
+	}
+}
+
+func TestColour(t *testing.T) {
+	e := sampleEvents()[3]
+	if got := (&app{colour: true}).eventLine(e); !strings.Contains(got, "\x1b[32mactive     \x1b[0m") {
+		t.Errorf("in colour: %q", got)
+	}
+	if got := (&app{}).eventLine(e); strings.Contains(got, "\x1b") {
+		t.Errorf("without colour: %q", got)
+	}
+}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/sdk"
+)
+
+type sessionCmd struct {
+	Open   sessionOpenCmd   `cmd:"" help:"Open a session: create, wake or join it, and print what the place is."`
+	List   sessionListCmd   `cmd:"" help:"List sessions: all of them (operator), or with --mine the user's own."`
+	Show   sessionShowCmd   `cmd:"" help:"Show a session and the time of every step of its last wake."`
+	Close  sessionCloseCmd  `cmd:"" help:"Put a session to sleep now; an ephemeral one is deleted."`
+	Delete sessionDeleteCmd `cmd:"" help:"Delete a session, its disk and its keys, for good."`
+}
+
+type sessionOpenCmd struct {
+	userFlags
+	selector
+	Ephemeral bool          `help:"Close or idle deletes it."`
+	Template  string        `help:"Template; default: the plan's." placeholder:"NAME"`
+	MinTier   string        `help:"Weakest tier that is acceptable: container, gvisor, kata or microvm." placeholder:"TIER"`
+	Untrusted bool          `help:"The code was not written by the user."`
+	Wait      time.Duration `help:"How long to wait for the session to be ready." default:"60s"`
+	NoWait    bool          `help:"Put the request on the queue and return once it is stored."`
+	Queue     bool          `help:"Use the durable door."`
+	RequestID string        `help:"Makes the open idempotent." placeholder:"ID"`
+}
+
+func (c *sessionOpenCmd) Run(a *app) error {
+	cl, err := c.connect(a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	name, err := sessionName(a.ctx, cl, c.Session)
+	if err != nil {
+		return err
+	}
+	o := sdk.OpenOptions{Name: name, Template: c.Template, MinTier: sdk.Tier(c.MinTier), Risk: sdk.Risk{UntrustedCode: c.Untrusted},
+		Wait: c.Wait, ViaQueue: c.Queue, RequestID: c.RequestID}
+	if c.Ephemeral {
+		o.Persistence = sdk.Ephemeral
+	}
+	if c.NoWait {
+		id, err := cl.Submit(a.ctx, o)
+		if err != nil {
+			return err
+		}
+		return a.print(submittedOut{RequestID: id}, func() { fmt.Fprintf(a.stdout, "stored as request %s\n", id) })
+	}
+	if isTerminal(a.stderr) && !a.json {
+		o.Progress = func(e sdk.Event) { fmt.Fprintf(a.stderr, "%s\n", a.eventLine(e)) }
+	}
+	s, err := cl.Open(a.ctx, o)
+	if err != nil {
+		return err
+	}
+	defer s.Detach()
+	return a.print(openOutOf(s), func() { a.renderOpen(openOutOf(s)) })
+}
+
+type sessionListCmd struct {
+	userFlags
+	Mine    bool `help:"The user's own sessions, asked of identity."`
+	Deleted bool `help:"Also sessions that are deleted and still remembered."`
+}
+
+func (c *sessionListCmd) Run(a *app) error {
+	var out listOut
+	var err error
+	if c.Mine {
+		out, err = c.mine(a)
+	} else {
+		out, err = c.all(a)
+	}
+	if err != nil {
+		return err
+	}
+	return a.print(out, func() { a.renderList(out) })
+}
+
+func (c *sessionListCmd) mine(a *app) (listOut, error) {
+	cl, err := c.connect(a)
+	if err != nil {
+		return listOut{}, err
+	}
+	defer cl.Close()
+	list, err := cl.Status(a.ctx, sdk.UserSession{})
+	out := listOut{Sessions: []sessionOut{}}
+	for _, s := range list {
+		out.Sessions = append(out.Sessions, statusOut(string(cl.Identity().Tenant), s))
+	}
+	return out, err
+}
+
+func (c *sessionListCmd) all(a *app) (listOut, error) {
+	if c.Tenant != "" {
+		if _, err := ids.ParseTenant(c.Tenant); err != nil {
+			return listOut{}, exitCode{2, err.Error()}
+		}
+	}
+	op, err := a.operator()
+	if err != nil {
+		return listOut{}, err
+	}
+	defer op.Close()
+	out := listOut{Sessions: []sessionOut{}}
+	for after := ""; ; {
+		reply := &schedulerv1.ListReply{}
+		if err := op.Call(a.ctx, "scheduler", "list", &schedulerv1.ListRequest{Tenant: c.Tenant, After: after, Limit: 500, Deleted: c.Deleted}, reply); err != nil {
+			return out, err
+		}
+		for _, r := range reply.GetRecords() {
+			out.Sessions = append(out.Sessions, recordOut(r))
+		}
+		if after = reply.GetNext(); after == "" {
+			return out, nil
+		}
+	}
+}
+
+type sessionShowCmd struct {
+	userFlags
+	selector
+}
+
+func (c *sessionShowCmd) Run(a *app) error {
+	key := c.Session
+	if _, err := ids.ParseSessionKey(key); err != nil {
+		if key, err = c.key(a); err != nil {
+			return err
+		}
+	}
+	op, err := a.operator()
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	reply := &schedulerv1.ShowReply{}
+	if err := op.Call(a.ctx, "scheduler", "show", &schedulerv1.ShowRequest{Tenant: c.Tenant, Session: key}, reply); err != nil {
+		return err
+	}
+	if reply.GetRecord() == nil {
+		return fmt.Errorf("there is no session %s", key)
+	}
+	out := showOutOf(reply.GetRecord())
+	return a.print(out, func() { a.renderShow(out) })
+}
+
+// key asks identity for the key of a name of the user's.
+func (c *sessionShowCmd) key(a *app) (string, error) {
+	cl, err := c.connect(a)
+	if err != nil {
+		return "", err
+	}
+	defer cl.Close()
+	if _, err := ids.ParseSessionName(c.Session); err != nil {
+		return "", exitCode{2, err.Error()}
+	}
+	list, err := cl.Status(a.ctx, sdk.UserSession{Name: c.Session})
+	if err != nil {
+		return "", err
+	}
+	for _, s := range list {
+		if s.Name == c.Session {
+			c.Tenant = string(cl.Identity().Tenant)
+			return s.Key, nil
+		}
+	}
+	return "", fmt.Errorf("this user has no session %s", c.Session)
+}
+
+type sessionCloseCmd struct {
+	userFlags
+	selector
+	Queue     bool   `help:"Use the durable door."`
+	RequestID string `help:"Makes the close idempotent." placeholder:"ID"`
+}
+
+func (c *sessionCloseCmd) Run(a *app) error {
+	return c.userFlags.end(a, c.Session, "closed", func(ctx context.Context, cl *sdk.Client, name string) error {
+		return cl.CloseSession(ctx, sdk.UserSession{Name: name, RequestID: c.RequestID, ViaQueue: c.Queue})
+	})
+}
+
+type sessionDeleteCmd struct {
+	userFlags
+	selector
+	Queue     bool   `help:"Use the durable door."`
+	RequestID string `help:"Makes the delete idempotent." placeholder:"ID"`
+}
+
+func (c *sessionDeleteCmd) Run(a *app) error {
+	return c.userFlags.end(a, c.Session, "deleted", func(ctx context.Context, cl *sdk.Client, name string) error {
+		return cl.DeleteSession(ctx, sdk.UserSession{Name: name, RequestID: c.RequestID, ViaQueue: c.Queue})
+	})
+}
+
+// end runs a close or a delete and says so.
+func (u userFlags) end(a *app, session, done string, do func(context.Context, *sdk.Client, string) error) error {
+	cl, err := u.connect(a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	name, err := sessionName(a.ctx, cl, session)
+	if err != nil {
+		return err
+	}
+	if err := do(a.ctx, cl, name); err != nil {
+		return err
+	}
+	return a.print(doneOut{Name: name, Done: done}, func() { fmt.Fprintf(a.stdout, "session %s %s\n", name, done) })
+}
+
+func word(s fmt.Stringer, prefix string) string { return lowerWord(s.String(), prefix) }
+
+func stateWord(s corev1.State) string { return word(s, "STATE_") }

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/sdk"
+)
+
+type tailCmd struct {
+	Tenant   string        `help:"Only of this tenant." placeholder:"NAME"`
+	Session  string        `help:"Only of this session (key)." placeholder:"KEY"`
+	Event    string        `help:"Only events of this name." placeholder:"NAME"`
+	Since    time.Duration `help:"Begin with the stored events of so long ago, for example 10m." placeholder:"DURATION"`
+	NoFollow bool          `help:"End after the stored events; needs --since."`
+	Client   string        `help:"A frontend's bus login instead of the operator's: it sees its tenant, from now on." placeholder:"NAME" env:"BERTH_CLIENT"`
+}
+
+func (c *tailCmd) Run(a *app) error {
+	if c.NoFollow && c.Since <= 0 {
+		return usage("--no-follow needs --since")
+	}
+	if c.Since < 0 {
+		return usage("--since must be more than 0")
+	}
+	cl, err := c.connect(a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: c.Session, Event: c.Event, Since: c.Since, Stop: c.NoFollow})
+	if err != nil {
+		return err
+	}
+	for e, err := range events {
+		if err != nil {
+			return err
+		}
+		if !a.json {
+			fmt.Fprintln(a.stdout, a.eventLine(e))
+			continue
+		}
+		if err := a.eventJSON(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *tailCmd) connect(a *app) (*sdk.Client, error) {
+	if c.Client == "" {
+		return a.operator()
+	}
+	path, err := userFlags{Client: c.Client}.clientFile(a.dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("read the login: %w", err)
+	}
+	return dial(a.ctx, sdk.Config{ClientFile: path})
+}
+
+// eventJSON writes one event on one line.
+func (a *app) eventJSON(e sdk.Event) error {
+	out := eventOut{Time: e.Time.UTC(), Tenant: e.Tenant, Session: e.Session, Event: e.Name, Revision: e.Revision, State: string(e.State), RequestID: e.RequestID()}
+	if e.Body != nil {
+		raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e.Body)
+		if err != nil {
+			return err
+		}
+		out.Body = raw
+	}
+	enc := json.NewEncoder(a.stdout)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(out)
+}
+
+// Colours of events: green is ready, yellow is on the way, blue is rest, red
+// is trouble.
+var eventColour = map[string]string{
+	"active": "32", "renewed": "32", "admitted": "33", "placed": "33", "resume": "33", "asleep": "34", "idle": "34", "deleted": "90", "paused": "35", "pause": "35",
+	"expiring": "35", "expire": "35", "failed": "31", "displaced": "31", "unplaceable": "31", "refused": "31", "quota": "31", "oom": "31", "exited": "31",
+}
+
+// eventLine is one event for a person.
+func (a *app) eventLine(e sdk.Event) string {
+	key := e.Session
+	if len(key) > 9 {
+		key = key[:9]
+	}
+	name := fmt.Sprintf("%-11s", e.Name)
+	if c := eventColour[e.Name]; a.colour && c != "" {
+		name = "\x1b[" + c + "m" + name + "\x1b[0m"
+	}
+	line := fmt.Sprintf("%s  %-12s %s  %s  %s", e.Time.UTC().Format("15:04:05.000"), e.Tenant, key, name, plain(eventText(e)))
+	for len(line) > 0 && line[len(line)-1] == ' ' {
+		line = line[:len(line)-1]
+	}
+	return line
+}
+
+// eventText says in a few words what happened.
+func eventText(e sdk.Event) string {
+	switch b := e.Body.(type) {
+	case *schedulerv1.Event:
+		return schedulerText(b)
+	case *hostv1.Event:
+		return b.GetReason()
+	case *lifecyclev1.Resume:
+		return "wake asked for: " + word(b.GetCause(), "CAUSE_")
+	case *lifecyclev1.Refused:
+		return b.GetFailure().GetReason()
+	case *lifecyclev1.Idle:
+		return "no activity for " + span(ms(b.GetIdle().AsDuration()))
+	case *lifecyclev1.Expiring:
+		return "expires at " + b.GetExpiresAt().AsTime().Format(time.RFC3339)
+	}
+	return ""
+}
+
+func schedulerText(b *schedulerv1.Event) string {
+	switch d := b.GetDetail().(type) {
+	case *schedulerv1.Event_Admitted:
+		return fmt.Sprintf("%s of %s, %s, %s", d.Admitted.GetSessionName(), d.Admitted.GetActor().GetSubject(), d.Admitted.GetTerms().GetTemplate(), word(d.Admitted.GetTerms().GetTier(), "TIER_"))
+	case *schedulerv1.Event_Placed:
+		return "on " + d.Placed.GetHost() + ": " + d.Placed.GetReason()
+	case *schedulerv1.Event_Active:
+		text := word(d.Active.GetOrigin(), "ORIGIN_") + " on " + d.Active.GetHost()
+		if t := d.Active.GetRestoredAsOf(); t != nil {
+			text += " as of " + t.AsTime().Format(time.RFC3339)
+		}
+		return text + " in " + msWord(ms(d.Active.GetTiming().GetTotal().AsDuration()))
+	case *schedulerv1.Event_Asleep:
+		return d.Asleep.GetReason() + ", manifest " + or(d.Asleep.GetManifest(), "none")
+	case *schedulerv1.Event_Displaced:
+		return "from " + d.Displaced.GetHost() + ": " + d.Displaced.GetReason()
+	case *schedulerv1.Event_Failed:
+		return d.Failed.GetFailure().GetReason()
+	case *schedulerv1.Event_Paused:
+		return d.Paused.GetReason()
+	case *schedulerv1.Event_Unplaceable:
+		return d.Unplaceable.GetReason()
+	case *schedulerv1.Event_Deleted:
+		return d.Deleted.GetReason()
+	}
+	return ""
+}
