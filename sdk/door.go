@@ -45,6 +45,8 @@ type ask struct {
 	// one id.
 	body func(at time.Time) proto.Message
 	json []byte // the body as JSON, instead of body
+	// optional: go on without a token if there is none.
+	optional bool
 }
 
 func (a ask) encode(at time.Time) (raw []byte, contentType string, err error) {
@@ -166,7 +168,7 @@ func (c *Client) sealedRequest(ctx context.Context, a ask, reply seal.XKey) (*id
 		return nil, invalid(a.op, "%s is no frontend; only a frontend can ask for sessions", c.me.Name())
 	}
 	token, err := a.user(ctx)
-	if err != nil {
+	if err != nil && !a.optional {
 		return nil, &Error{Op: a.op, Kind: errkind.Unauthenticated, Reason: "get the user's token: " + err.Error(), Cause: err}
 	}
 	key, err := c.curveKey(ctx)

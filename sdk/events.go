@@ -57,6 +57,8 @@ type EventFilter struct {
 	Event   string // name
 	// Since also yields the stored events of so long ago (operators only).
 	Since time.Duration
+	// Stop ends after the stored events of Since.
+	Stop bool
 }
 
 // Events yields events in the order of the bus until ctx ends or the loop is
@@ -70,7 +72,7 @@ func (c *Client) Events(ctx context.Context, f EventFilter) (iter.Seq2[Event, er
 		return nil, err
 	}
 	if f.Since > 0 {
-		return c.stored(ctx, subject, f.Since)
+		return c.stored(ctx, subject, f)
 	}
 	sub, err := c.nc.SubscribeSync(subject)
 	if err != nil {
@@ -128,17 +130,24 @@ func (c *Client) eventSubject(f EventFilter) (string, error) {
 }
 
 // stored reads the stream itself through an ordered consumer.
-func (c *Client) stored(ctx context.Context, subject string, since time.Duration) (iter.Seq2[Event, error], error) {
+func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (iter.Seq2[Event, error], error) {
 	const op = "read stored events"
 	js, err := jetstream.New(c.nc)
 	if err != nil {
 		return nil, wrap(op, err)
 	}
-	start := time.Now().Add(-since)
+	start := time.Now().Add(-f.Since)
 	cons, err := js.OrderedConsumer(ctx, "BERTH_SESSIONS", jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
 	if err != nil {
 		return nil, wrap(op, err)
+	}
+	info, err := cons.Info(ctx)
+	if err != nil {
+		return nil, wrap(op, err)
+	}
+	if f.Stop && info.NumPending == 0 && info.Delivered.Consumer == 0 {
+		return func(func(Event, error) bool) {}, nil
 	}
 	it, err := cons.Messages()
 	if err != nil {
@@ -156,6 +165,9 @@ func (c *Client) stored(ctx context.Context, subject string, since time.Duration
 				return
 			}
 			if e, ok := EventOf(msg.Subject(), msg.Headers(), msg.Data()); ok && !yield(e, nil) {
+				return
+			}
+			if meta, err := msg.Metadata(); f.Stop && err == nil && meta.NumPending == 0 {
 				return
 			}
 		}

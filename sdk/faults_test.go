@@ -223,7 +223,7 @@ func TestStoredEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer op.Close()
-	seq, err := op.Events(t.Context(), sdk.EventFilter{Tenant: "acme", Since: time.Hour})
+	seq, err := op.Events(t.Context(), sdk.EventFilter{Tenant: "acme", Since: time.Hour, Stop: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,9 +233,13 @@ func TestStoredEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		names = append(names, e.Name)
-		if e.Name == "asleep" {
-			break
-		}
+	}
+	seq, err = op.Events(t.Context(), sdk.EventFilter{Tenant: "umbrella", Since: time.Hour, Stop: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, err := range seq {
+		t.Fatalf("an event %v of a tenant without sessions, %v", e, err)
 	}
 	if got := strings.Join(names, " "); got != "admitted placed active asleep" {
 		t.Fatalf("the events are %s", got)

@@ -239,27 +239,37 @@ func (s *Session) keep() {
 	}
 }
 
-// renew gets a fresh grant. The request is signed with the proof key.
+// renew gets a fresh grant. A user's token that is not good any more is left
+// out: credentials renews without one for a limited time.
 func (s *Session) renew(ctx context.Context) error {
 	s.renewing.Lock()
 	defer s.renewing.Unlock()
-	old, name, id := s.access().grant, s.opts.Name, ids.NewRequestID()
-	a := ask{op: "renew grant", verb: "renew", id: id, user: s.opts.User, limit: 30 * time.Second,
-		proof: s.proof.Public().(ed25519.PublicKey),
-		body: func(at time.Time) proto.Message {
-			proof := grant.Renewal{RequestID: string(id), Grant: old, Time: at}.Sign(s.proof)
-			return &identityv1.RenewRequest{SessionName: name, Grant: old, Proof: proof}
-		}}
-	r, err := s.c.do(ctx, a)
+	old := s.access().grant
+	r, err := s.askRenewal(ctx, old, s.opts.User)
+	if KindOf(err) == errkind.Unauthenticated {
+		r, err = s.askRenewal(ctx, old, func(context.Context) (string, error) { return "", nil })
+	}
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.grant == old {
-		s.grant, s.expires, s.renewed = r.GetRenew().GetGrant(), r.GetRenew().GetGrantExpires().AsTime(), time.Now()
+		s.grant, s.expires, s.renewed = r.GetGrant(), r.GetGrantExpires().AsTime(), time.Now()
 	}
 	return nil
+}
+
+// askRenewal asks once; the request is signed with the proof key.
+func (s *Session) askRenewal(ctx context.Context, old string, user TokenSource) (*identityv1.RenewReply, error) {
+	id, name := ids.NewRequestID(), s.opts.Name
+	r, err := s.c.do(ctx, ask{op: "renew grant", verb: "renew", id: id, user: user, optional: true, limit: 30 * time.Second,
+		proof: s.proof.Public().(ed25519.PublicKey),
+		body: func(at time.Time) proto.Message {
+			proof := grant.Renewal{RequestID: string(id), Grant: old, Time: at}.Sign(s.proof)
+			return &identityv1.RenewRequest{SessionName: name, Grant: old, Proof: proof}
+		}})
+	return r.GetRenew(), err
 }
 
 // gone asks why nobody answers for the session: nil means that it is still

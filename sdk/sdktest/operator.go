@@ -1,6 +1,7 @@
 package sdktest
 
 import (
+	"encoding/json"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
@@ -16,6 +17,10 @@ import (
 // operator answers what only operators may ask.
 func (s *Server) operator(m *nats.Msg) {
 	call, err := subjects.ParseRPC(m.Subject)
+	if err == nil && call.Method == "retry" {
+		s.retry(m)
+		return
+	}
 	if err != nil || call.Service != "scheduler" {
 		return
 	}
@@ -34,6 +39,29 @@ func (s *Server) operator(m *nats.Msg) {
 		return
 	}
 	s.reply(m, out)
+}
+
+// retry takes a dead message for handled.
+func (s *Server) retry(m *nats.Msg) {
+	var req struct {
+		Sequence uint64 `json:"sequence"`
+	}
+	if json.Unmarshal(m.Data, &req) != nil {
+		return
+	}
+	if st, err := s.js.Stream(s.ctx, "BERTH_DEAD"); err == nil && st.DeleteMsg(s.ctx, req.Sequence) == nil {
+		_ = m.Respond([]byte(`{"ok":true}`))
+	}
+}
+
+// Bury puts a message among the dead ones, as if a consumer of the service
+// had given it up.
+func (s *Server) Bury(service, reason string, body []byte) error {
+	_, err := s.js.PublishMsg(s.ctx, &nats.Msg{Subject: subjects.Dead(service), Data: body, Header: nats.Header{
+		"Berth-Dead-Reason": {reason}, "Berth-Dead-Consumer": {service + "-sessions"}, "Berth-Dead-Subject": {"berth.v1.session.acme.none.active"},
+		"Berth-Dead-Stream": {"BERTH_SESSIONS"}, "Berth-Dead-Seq": {"7"}, "Berth-Dead-Deliveries": {"10"}, "Berth-Dead-Stored": {"2026-01-02T03:04:05Z"},
+		"Ce-Id": {"x"}}})
+	return err
 }
 
 func (s *Server) scheduler(method string, m *nats.Msg) (proto.Message, error) {
