@@ -93,6 +93,27 @@ func (p *busProcess) connect(c subjects.Caller) *bus.Conn {
 	return conn
 }
 
+// publishUntil publishes requests until quit is closed and tells which were
+// acknowledged.
+func publishUntil(ctx context.Context, quit <-chan struct{}, fe *bus.Conn, acked func(id string)) {
+	for i := 0; ; i++ {
+		select {
+		case <-quit:
+			return
+		default:
+		}
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		id := fmt.Sprint(i)
+		_, err := fe.Publish(short, subjects.Request("acme", "web", "open"), wrapperspb.String(id))
+		cancel()
+		if err == nil {
+			acked(id)
+		} else {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
 // Every message that was acknowledged to its publisher is handled, whatever
 // happens to the server; a publisher that got no acknowledgement knows that.
 func TestNoAcknowledgedMessageIsLostWhenTheServerIsKilled(t *testing.T) {
@@ -114,24 +135,7 @@ func TestNoAcknowledgedMessageIsLostWhenTheServerIsKilled(t *testing.T) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for i := 0; ; i++ {
-			select {
-			case <-quit:
-				return
-			default:
-			}
-			short, cancel := context.WithTimeout(ctx, time.Second)
-			id := fmt.Sprint(i)
-			_, err := fe.Publish(short, subjects.Request("acme", "web", "open"), wrapperspb.String(id))
-			cancel()
-			if err == nil {
-				mu.Lock()
-				acked[id] = true
-				mu.Unlock()
-			} else {
-				time.Sleep(5 * time.Millisecond)
-			}
-		}
+		publishUntil(ctx, quit, fe, func(id string) { mu.Lock(); acked[id] = true; mu.Unlock() })
 	}()
 	count := func() int { mu.Lock(); defer mu.Unlock(); return len(acked) }
 	for range 3 {
