@@ -112,6 +112,8 @@ func goCommand(ctx context.Context, dir string, cgo bool, args ...string) ([]byt
 		enabled = "1"
 	}
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=", "CGO_ENABLED="+enabled)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it stops its compilers
+	cmd.WaitDelay = 20 * time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

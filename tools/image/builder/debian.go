@@ -81,9 +81,15 @@ func bootstrap(ctx context.Context, log io.Writer, tmp, layer string) error {
 	args = append(append(args, suite, root), sources...)
 	cmd := exec.CommandContext(ctx, "mmdebstrap", args...)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", epoch.Unix()))
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it unmounts what it mounted
-	cmd.WaitDelay = 30 * time.Second
-	if err := follow(cmd, log); err != nil {
+	// It and its workers need the signal; then it unmounts and removes what it made.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = time.Minute
+	err = follow(cmd, log)
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	if err != nil {
 		return fmt.Errorf("build the Debian image with mmdebstrap: %w", err)
 	}
 	return compress(root, layer)
