@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
+	"github.com/berth-dev/berth/services/hostagent/driver/null"
 )
 
 const (
@@ -21,12 +22,15 @@ const (
 type maker struct {
 	preflight func(Config) error
 	open      func(context.Context, Config, *slog.Logger) (driver.Driver, error)
+	// bare: its sandboxes hold no guest agent, so they have no data plane. A sandbox without a wall
+	// must not run anybody's commands.
+	bare bool
 }
 
 // drivers lists every driver. A new one is added here and nowhere else.
 var drivers = map[string]maker{
 	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd},
-	driverNull:       {preflight: func(Config) error { return nil }, open: openNull},
+	driverNull:       {preflight: func(Config) error { return nil }, open: openNull, bare: true},
 }
 
 func containerdConfig(c Config, log *slog.Logger) containerd.Config {
@@ -41,6 +45,10 @@ func containerdConfig(c Config, log *slog.Logger) containerd.Config {
 
 func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Driver, error) {
 	return containerd.Open(ctx, containerdConfig(c, log))
+}
+
+func openNull(_ context.Context, c Config, _ *slog.Logger) (driver.Driver, error) {
+	return null.Open(null.Config{Dir: filepath.Join(c.Dir, "sandboxes")})
 }
 
 // offered are the tiers that are configured and that the driver proved; none is a refusal.

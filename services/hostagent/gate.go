@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/berth-dev/berth/internal/errs"
-	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
@@ -65,14 +63,7 @@ func (g *gate) activate() error {
 
 // Checkpoint commits the disk as it is while the session is awake.
 func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
-	c, ok := g.s.h.disks.(checkpointer)
-	if !ok {
-		return nil, errs.E("checkpoint", errkind.Unimplemented, g.s.key.String(), "this host cannot take a checkpoint of a running session")
-	}
-	if err := g.activate(); err != nil {
-		return nil, err
-	}
-	m, err := c.Checkpoint(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
+	m, err := g.s.h.disks.Checkpoint(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +78,7 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 	if err := g.s.h.commitManifest(ctx, ref, out); err != nil {
 		return nil, err
 	}
-	return out, c.Checkpointed(m)
+	return out, g.s.h.disks.Checkpointed(m)
 }
 
 // Place is the text of session.json.
@@ -96,6 +87,9 @@ func (g *gate) Place() string { return string(g.sb.place) }
 // serve opens the data plane of a sandbox and looks after its channel. running are execs that the
 // guest runs already.
 func (s *session) serve(sb *sandbox, running []string) error {
+	if s.h.bare {
+		return nil
+	}
 	s.mu.Lock()
 	want := s.binding()
 	g := &gate{s: s, sb: sb, generation: s.st.Generation, epoch: s.st.Epoch}
@@ -178,6 +172,9 @@ func (s *session) mind(sb *sandbox) {
 
 // reattach makes a new channel to a running sandbox and lists what runs in it.
 func (h *host) reattach(ctx context.Context, sb *sandbox) (*sandbox, []string, error) {
+	if h.bare {
+		return &sandbox{Sandbox: sb.Sandbox, place: sb.place}, nil, nil
+	}
 	conn, err := h.greet(ctx, sb.Channel)
 	if err != nil {
 		return nil, nil, err

@@ -40,8 +40,9 @@ type rig struct {
 	sched *fakeScheduler
 	creds *fakeCredentials
 	cfg   Config
-	drv   driver.Driver
-	disks disks
+	drv   driver.Driver // nil: the one that cfg names
+	disks disks         // nil: as the driver needs
+	load  Loader
 	run   *running
 	ask   *bus.Conn // svc-scheduler
 	lc    *bus.Conn
@@ -59,6 +60,9 @@ func newRig(t *testing.T, drv driver.Driver) *rig {
 	t.Helper()
 	r := &rig{t: t, drv: drv, disks: newNullDisks()}
 	r.bus = bustest.Start(t, subjects.Host(testHost), subjects.Frontend("acme", "web"), subjects.Frontend("acme", "other"), subjects.Frontend("evil", "web"))
+	if drv == nil {
+		r.disks = nil
+	}
 	r.ask = bustest.Connect(t, r.bus, subjects.Service("scheduler"))
 	r.sched = newFakeScheduler(t, r.ask)
 	r.creds = newFakeCredentials(t, bustest.Connect(t, r.bus, subjects.Service("credentials")))
@@ -73,14 +77,16 @@ func (r *rig) start() {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn := bustest.Connect(r.t, r.bus, subjects.Host(testHost))
-	h, err := open(ctx, r.cfg, conn, nil, testLog())
+	h, err := open(ctx, r.cfg, conn, r.load, testLog())
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	if r.drv != nil {
-		h.drv, h.caps = r.drv, r.drv.Capabilities()
+		h.drv, h.caps, h.bare = r.drv, r.drv.Capabilities(), false
 	}
-	h.disks = r.disks
+	if r.disks != nil {
+		h.disks = r.disks
+	}
 	run := &running{h: h, conn: conn, stop: cancel, done: make(chan error, 1)}
 	ready := make(chan struct{})
 	go func() { run.done <- errsJoin(h.run(ctx, func() { close(ready) }), h.close()) }()

@@ -34,6 +34,7 @@ type host struct {
 	drv    driver.Driver
 	caps   driver.Capabilities
 	tiers  []driver.Tier
+	bare   bool // sandboxes have no guest and no data plane
 	disks  disks
 	images images
 	inv    *inventory.Store

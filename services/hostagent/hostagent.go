@@ -100,7 +100,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if h.drv, err = drivers[cfg.Driver].open(ctx, cfg, log); err != nil {
 		return h, err
 	}
-	h.caps = h.drv.Capabilities()
+	h.caps, h.bare = h.drv.Capabilities(), drivers[cfg.Driver].bare
 	if h.tiers, err = offered(cfg.Tiers, h.caps); err != nil {
 		return h, err
 	}

@@ -47,7 +47,12 @@ func TestWakeWorkSleepResumeDelete(t *testing.T) {
 	if o := c.exec("x1", "sh", "-c", "echo out; echo err >&2; exit 3"); string(o.stdout) != "out\n" || string(o.stderr) != "err\n" || o.exit.GetCode() != 3 {
 		t.Errorf("exec gave %q %q %v", o.stdout, o.stderr, o.exit)
 	}
-	slept, err := r.sleep(one, time.Now(), false)
+	cp := c.mustOpen(&boxv1.Operation{Op: &boxv1.Operation_Checkpoint{Checkpoint: &boxv1.Checkpoint{}}})
+	if m := cp.reply.GetResult().GetManifest(); m.GetId() == "" || r.sched.head(one) != m.GetId() {
+		t.Errorf("checkpoint %v, head %q", m, r.sched.head(one))
+	}
+	r.sleepWhenIdle(one)
+	slept, err := r.sleep(one, time.Now(), false) // again: the stored answer
 	if err != nil || slept.GetBusy() || slept.GetManifest().GetId() == "" {
 		t.Fatalf("sleep: %v %v", slept, err)
 	}
@@ -263,4 +268,16 @@ func (r *rig) lifecycle() *bus.Conn {
 		r.lc = conn
 	}
 	return r.lc
+}
+
+// sleepWhenIdle puts a session to sleep once it is idle, as lifecycle does.
+func (r *rig) sleepWhenIdle(ref *corev1.SessionRef) {
+	r.t.Helper()
+	eventually(r.t, 10*time.Second, "the session is idle and sleeps", func() bool {
+		got, err := r.sleep(ref, time.Now(), false)
+		if err != nil {
+			r.t.Fatalf("sleep: %v", err)
+		}
+		return !got.GetBusy()
+	})
 }

@@ -123,6 +123,31 @@ func (n *nullDisks) Commit(m disk.Manifest) error {
 	return nil
 }
 
+func (n *nullDisks) Checkpoint(_ context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("checkpoint disk", k)
+	if err != nil {
+		return disk.Manifest{}, err
+	}
+	if !d.attached || d.rec.Attached != epoch {
+		return disk.Manifest{}, errs.E("checkpoint disk", errkind.StaleEpoch, k.String(), "the disk is not attached for this epoch")
+	}
+	return disk.Manifest{
+		ID: d.rec.Base + "c", Session: k.Session, Generation: k.Generation, Epoch: epoch, Parent: d.rec.Base, Image: d.rec.Image, Size: d.rec.Size,
+	}, nil
+}
+
+func (n *nullDisks) Checkpointed(m disk.Manifest) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("checkpoint disk", disk.Key{Session: m.Session, Generation: m.Generation})
+	if err == nil {
+		d.rec.Base = m.ID
+	}
+	return err
+}
+
 func (n *nullDisks) List() (disk.Inventory, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

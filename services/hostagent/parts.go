@@ -26,6 +26,8 @@ type attacher interface {
 type sealer interface {
 	Seal(ctx context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error)
 	Commit(m disk.Manifest) error
+	Checkpoint(ctx context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error)
+	Checkpointed(m disk.Manifest) error
 }
 
 type keeper interface {
@@ -33,13 +35,6 @@ type keeper interface {
 	Sweep(ctx context.Context, judge func(disk.Disk) disk.Verdict) (disk.Swept, error)
 	Space() (disk.Space, error)
 	Close() error
-}
-
-// checkpointer is a store that can describe a disk which is in use. Checkpointed is called once the
-// manifest is the session's head; the record stays dirty.
-type checkpointer interface {
-	Checkpoint(ctx context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error)
-	Checkpointed(m disk.Manifest) error
 }
 
 // images is what the host needs of a store of unpacked images.

@@ -333,7 +333,9 @@ func (s *session) adopt(sb *sandbox, running []string) {
 		err = s.serve(sb, running)
 	}
 	if err != nil {
-		_ = sb.guest.Close()
+		if sb.guest != nil {
+			_ = sb.guest.Close()
+		}
 		s.h.log.Error("cannot take over a sandbox", "session", s.key, "error", err)
 		return
 	}

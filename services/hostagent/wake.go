@@ -108,15 +108,18 @@ func (h *host) leave() { <-h.wakes }
 func (m *making) table() steps.Table {
 	h := m.s.h
 	id := driver.ID(m.key.Session, m.key.Generation, m.epoch)
-	return steps.Table{
+	t := steps.Table{
 		{{Name: "host.image", Do: m.traced("host.image", m.findImage)}},
 		{
 			{Name: "host.disk.attach", Do: m.traced("host.disk.attach", m.attach), Undo: func(ctx context.Context) error { return h.disks.Detach(ctx, m.key) }},
 		},
 		{{Name: "host.place", Do: m.traced("host.place", m.writePlace), Undo: func(context.Context) error { return os.RemoveAll(h.runFolder(id)) }}},
 		{{Name: "host.driver.create", Do: m.traced("host.driver.create", m.create), Undo: func(ctx context.Context) error { return h.stop(ctx, id) }}},
-		{{Name: "host.guest.hello", Do: m.traced("host.guest.hello", m.hello), Undo: m.hangUp}},
 	}
+	if h.bare {
+		return t
+	}
+	return append(t, []steps.Step{{Name: "host.guest.hello", Do: m.traced("host.guest.hello", m.hello), Undo: m.hangUp}})
 }
 
 // traced checks the lease before a step and makes it a span.
