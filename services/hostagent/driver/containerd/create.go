@@ -124,11 +124,11 @@ func (m *making) table() steps.Table {
 		Do:   func(context.Context) error { return m.rec.write(d.folder(m.id), d.channel(m.id)) },
 		Undo: func(ctx context.Context) error { m.closeSpace(); return d.remove(ctx, m.id) },
 	}
-	t := steps.Table{{first}}
+	begin := []steps.Step{first}
 	if m.spec.Tier == driver.Container {
-		t = append(t, []steps.Step{{Name: "sandbox.userns", Do: m.openSpace}})
+		begin = append(begin, steps.Step{Name: "sandbox.userns", Do: m.openSpace})
 	}
-	return append(t,
+	return append(steps.Table{begin},
 		[]steps.Step{
 			{Name: "sandbox.container", Do: m.container},
 			{Name: "sandbox.root", Do: m.mountRoot},

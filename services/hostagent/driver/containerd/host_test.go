@@ -63,7 +63,9 @@ func newHost(t testing.TB) *host {
 		t.Skipf("skipped: %v", err)
 	}
 	var err error
-	if h.disks, err = disk.Open(context.Background(), disk.Config{Dir: filepath.Join(h.dir, "disks")}); err != nil {
+	if h.disks, err = disk.Open(context.Background(), disk.Config{
+		Dir: filepath.Join(h.dir, "disks"), Blanks: disk.Blanks{Sizes: []uint64{64 << 20}, Ready: 2},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.close(t) })

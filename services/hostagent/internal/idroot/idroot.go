@@ -83,11 +83,12 @@ func (s *Space) ready() error {
 	return err
 }
 
-// Path names the user namespace for a process of this host, as long as the Space is open.
-func (s *Space) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.user.Fd()) }
+// Path names the user namespace for a process of this host, as long as the Space is open. It is of
+// the form from which runc reads the mapping without starting a process.
+func (s *Space) Path() string { return fmt.Sprintf("/proc/%d/ns/user", s.cmd.Process.Pid) }
 
 // Mount mounts the root of one sandbox at point: lower read-only, the folders upper and work of
-// disk on top. It can be called once; the helper may hold the mount until Close.
+// disk on top. It can be called once.
 func (s *Space) Mount(_ context.Context, lower, disk, point string) error {
 	up, err := s.mapped(disk, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {

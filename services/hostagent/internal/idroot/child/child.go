@@ -78,7 +78,15 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return send([]byte(Done), syscall.UnixRights(fd))
+	if err := send([]byte(Done), syscall.UnixRights(fd)); err != nil {
+		return err
+	}
+	if err := syscall.Close(fd); err != nil {
+		return failure{"let go of the root", err}
+	}
+	// Until the parent is done, the namespace has a process that it can be named by.
+	_, _, _, _, err = syscall.Recvmsg(Socket, make([]byte, 1), nil, 0)
+	return err
 }
 
 // leaveHost moves into an empty file system of its own and drops the copy of the host's mounts,
@@ -132,6 +140,7 @@ func overlay() (int, error) {
 		return -1, failure{"create overlay", err}
 	}
 	mnt, err := call(sysFsmount, uintptr(fs), cloexec, attrNodev, 0, 0)
+	_ = syscall.Close(fs)
 	if err != nil {
 		return -1, failure{"mount overlay", err}
 	}
