@@ -47,7 +47,7 @@ type fakeHost struct {
 	manifest int
 }
 
-func newFakeHost(t *testing.T, w *world, boot string) *fakeHost {
+func newFakeHost(t testing.TB, w *world, boot string) *fakeHost {
 	h := &fakeHost{conn: w.host, boot: boot, boxes: map[string]*box{}, gate: map[string]chan struct{}{}, fail: map[string]error{}, reached: make(chan string, 64)}
 	svc, err := h.conn.Serve(bustest.Context(t), bus.ServiceConfig{Name: "host"})
 	if err != nil {
@@ -175,9 +175,26 @@ func (h *fakeHost) failing(method string, err error) {
 	h.fail[method] = err
 }
 
+// keepLease renews until the test ends.
+func (h *fakeHost) keepLease(t testing.TB) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			_, _ = bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: testHost.String(), Boot: h.boot})
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+}
+
 func (h *fakeHost) setBusy(b bool) { h.mu.Lock(); defer h.mu.Unlock(); h.busy = b }
 
-func (h *fakeHost) await(t *testing.T, method string) {
+func (h *fakeHost) await(t testing.TB, method string) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
 	for {
@@ -192,7 +209,7 @@ func (h *fakeHost) await(t *testing.T, method string) {
 	}
 }
 
-func (h *fakeHost) join(t *testing.T) *schedulerv1.JoinReply {
+func (h *fakeHost) join(t testing.TB) *schedulerv1.JoinReply {
 	t.Helper()
 	r, err := bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
 		Host: testHost.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL},
@@ -205,7 +222,7 @@ func (h *fakeHost) join(t *testing.T) *schedulerv1.JoinReply {
 
 // world is a bus with a scheduler that can be killed and started again.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	bus   *bus.Embedded
 	dir   string
 	host  *bus.Conn
@@ -233,7 +250,7 @@ func (c *fakeCredentials) revoke(_ context.Context, _ bus.Request, r *credential
 	return &credentialsv1.RevokeReply{}, nil
 }
 
-func newWorld(t *testing.T, change func(*Config)) *world {
+func newWorld(t testing.TB, change func(*Config)) *world {
 	w := &world{t: t, dir: t.TempDir(), creds: &fakeCredentials{}}
 	w.bus = bustest.Start(t, subjects.Host(testHost), subjects.Host("h2"))
 	w.host = bustest.Connect(t, w.bus, subjects.Host(testHost))
