@@ -26,7 +26,7 @@ type Env struct {
 	// Lacks names what the system does not have: pty, watch, checkpoint. A
 	// check that needs it is skipped and says so.
 	Lacks map[string]bool
-	// Dir is a directory in every session that may be written; "/tmp" if empty.
+	// Dir is a directory in every session that may be written; "/root" if empty.
 	Dir string
 }
 
@@ -73,7 +73,7 @@ func Conformance(t *testing.T, factory func(t *testing.T) Env) {
 				t.Skipf("the system has no %s", c.needs)
 			}
 			if env.Dir == "" {
-				env.Dir = "/tmp"
+				env.Dir = "/root"
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
