@@ -117,6 +117,9 @@ func wrap(op string, err error) error {
 		}
 		return err
 	}
+	if errors.Is(err, nats.ErrNoResponders) {
+		return &Error{Op: op, Kind: errkind.Unavailable, Reason: "nobody answers on the bus: what serves this is not running", Cause: err}
+	}
 	return &Error{Op: op, Kind: kindOfCause(err), Cause: err}
 }
 

@@ -20,7 +20,6 @@ import (
 type opening struct {
 	raw     []byte // sealed, encoded
 	subject string
-	reply   seal.XKey
 }
 
 // sign makes a signed and sealed opening for op with the grant of now.
@@ -31,10 +30,7 @@ func (s *Session) sign(op *boxv1.Operation, deliver string) (opening, error) {
 	if err != nil {
 		return o, err
 	}
-	if o.reply, err = newKey(); err != nil {
-		return o, err
-	}
-	pub := string(o.reply.Public())
+	pub := string(s.replyKey.Public())
 	nonce := make([]byte, grant.NonceBytes)
 	if _, err := rand.Read(nonce); err != nil {
 		return o, err
@@ -127,7 +123,7 @@ func (s *Session) knock(ctx context.Context, op *boxv1.Operation) (st *stream, r
 	if err != nil {
 		return st, nil, err
 	}
-	reply, err := openBoxReply(msg, o.reply)
+	reply, err := openBoxReply(msg, s.replyKey)
 	if err != nil {
 		return st, nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
 )
 
 // OpenOptions say which session is wanted and under what conditions. The zero
@@ -51,6 +52,8 @@ type Session struct {
 	c     *Client
 	opts  OpenOptions
 	proof ed25519.PrivateKey
+	// replyKey is what answers to openings are sealed to.
+	replyKey seal.XKey
 
 	ctx  context.Context // ends with Detach, Close and Delete
 	stop context.CancelFunc
@@ -74,12 +77,15 @@ type access struct{ subject, hostKey, grant string }
 // user), ErrUnplaceable, ErrDeadline (it may still become active), ErrUnavailable,
 // ErrReplayMismatch.
 func (c *Client) Open(ctx context.Context, o OpenOptions) (*Session, error) {
-	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	_, proof, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, wrap("open session", err)
 	}
-	_ = pub
-	s := &Session{c: c, opts: o, proof: priv}
+	reply, err := newKey()
+	if err != nil {
+		return nil, wrap("open session", err)
+	}
+	s := &Session{c: c, opts: o, proof: proof, replyKey: reply}
 	s.ctx, s.stop = context.WithCancel(c.ctx)
 	if err := s.reopen(ctx, o.RequestID); err != nil {
 		s.stop()

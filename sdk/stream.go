@@ -58,6 +58,11 @@ type stream struct {
 	seqIn  uint64
 	unpaid int // bytes taken since the last credit that we gave
 
+	in    sync.Mutex
+	queue []*nats.Msg
+	held  int           // bytes in queue
+	ready chan struct{} // something was queued
+
 	mu     sync.Mutex
 	cond   *sync.Cond
 	seqOut uint64
@@ -67,7 +72,7 @@ type stream struct {
 }
 
 func newStream(c *Client) *stream {
-	st := &stream{c: c, heard: time.Now()}
+	st := &stream{c: c, heard: time.Now(), ready: make(chan struct{}, 1)}
 	st.cond = sync.NewCond(&st.mu)
 	st.ctx, st.end = context.WithCancelCause(c.ctx)
 	return st
@@ -75,12 +80,40 @@ func newStream(c *Client) *stream {
 
 // listen subscribes where the host will publish the frames.
 func (st *stream) listen(deliver string) error {
-	sub, err := st.c.nc.SubscribeSync(deliver)
-	if err != nil {
-		return err
-	}
+	sub, err := st.c.nc.Subscribe(deliver, st.arrived)
 	st.sub = sub
-	return sub.SetPendingLimits(-1, ringLimit)
+	return err
+}
+
+// arrived queues one message. What waits is bounded by the credit that the
+// host has; a host that does not keep to it loses the stream.
+func (st *stream) arrived(msg *nats.Msg) {
+	st.in.Lock()
+	st.queue = append(st.queue, msg)
+	st.held += len(msg.Data)
+	full := st.held > ringLimit
+	st.in.Unlock()
+	if full {
+		st.lose(errSeqGap)
+	}
+	select {
+	case st.ready <- struct{}{}:
+	default:
+	}
+}
+
+// pop takes the first message of the queue, or nil.
+func (st *stream) pop() *nats.Msg {
+	st.in.Lock()
+	defer st.in.Unlock()
+	if len(st.queue) == 0 {
+		return nil
+	}
+	msg := st.queue[0]
+	st.queue[0] = nil
+	st.queue = st.queue[1:]
+	st.held -= len(msg.Data)
+	return msg
 }
 
 // begin is called when the host has answered with a stream.
@@ -218,25 +251,22 @@ func (st *stream) recv(ctx context.Context) (*boxv1.Frame, error) {
 
 // next takes the next message, also when the stream was lost after it came.
 func (st *stream) next(ctx context.Context) (*nats.Msg, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
-	}
-	both, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	unhook := context.AfterFunc(st.ctx, func() { stop(context.Cause(st.ctx)) })
-	defer unhook()
-	msg, err := st.sub.NextMsgWithContext(both)
-	switch {
-	case err == nil:
-		return msg, nil
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case both.Err() != nil:
-		return nil, context.Cause(both)
-	case errors.Is(err, nats.ErrSlowConsumer):
-		return nil, lostError{errSeqGap}
-	default:
-		return nil, lostError{err}
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		if msg := st.pop(); msg != nil {
+			return msg, nil
+		}
+		select {
+		case <-st.ready:
+		case <-ctx.Done():
+		case <-st.ctx.Done():
+			if msg := st.pop(); msg != nil {
+				return msg, nil
+			}
+			return nil, context.Cause(st.ctx)
+		}
 	}
 }
 

@@ -88,7 +88,7 @@ func (c *check) bigFiles() {
 	c.must(err)
 	c.must(r.Close())
 	c.equal(string(tail), string(b[len(b)-5:]))
-	for i := range 700 { // more than a page
+	for i := range 510 { // more than a page
 		if i%100 == 0 {
 			c.must(f.MakeDir(c.ctx, fmt.Sprintf("%s/many/%d", c.Dir, i), 0o755))
 		}
@@ -96,7 +96,7 @@ func (c *check) bigFiles() {
 	}
 	list, err := f.List(c.ctx, c.Dir+"/many")
 	c.must(err)
-	c.equal(len(list), 707)
+	c.equal(len(list), 516)
 }
 
 func (c *check) watch() {
