@@ -12,8 +12,11 @@ package scheduler
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -34,8 +37,10 @@ type Config struct {
 	ReplicaID string `json:"replica_id" yaml:"replica_id"`
 	Bind      string `json:"bind" yaml:"bind"`
 	Peers     []Peer `json:"peers" yaml:"peers"`
-	// TLS between replicas; needed with Bind.
-	TLS *tls.Config `json:"-" yaml:"-"`
+	// TLSCert, TLSKey and TLSCA are PEM files for mutual TLS between replicas; needed with Bind.
+	TLSCert string `json:"tls_cert" yaml:"tls_cert"`
+	TLSKey  string `json:"tls_key" yaml:"tls_key"`
+	TLSCA   string `json:"tls_ca" yaml:"tls_ca"`
 
 	// Lease is how long a host may act without hearing from the scheduler.
 	Lease time.Duration `json:"lease" yaml:"lease"`
@@ -107,17 +112,41 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: retry_min %s and retry_max %s are no back-off", c.RetryMin, c.RetryMax)
 	case c.WakeTimeout <= 0 || c.SleepTimeout <= 0 || c.DeleteTimeout <= 0 || c.OpenDeadline <= 0:
 		return fmt.Errorf("scheduler: time-outs must be above zero")
-	case c.Bind != "" && c.TLS == nil:
-		return fmt.Errorf("scheduler: bind is set, but replicas talk over TLS only and none is configured")
+	case c.Bind != "" && (c.TLSCert == "" || c.TLSKey == "" || c.TLSCA == ""):
+		return fmt.Errorf("scheduler: bind is set, but replicas talk over mutual TLS only; tls_cert, tls_key and tls_ca are needed")
 	}
 	return nil
 }
 
-func (c Config) replica() replica.Config {
-	out := replica.Config{Dir: c.Dir + "/raft", Log: c.Log, Bind: c.Bind, TLS: c.TLS, ID: c.ReplicaID,
+func (c Config) replica() (replica.Config, error) {
+	out := replica.Config{Dir: filepath.Join(c.Dir, "raft"), Log: c.Log, Bind: c.Bind, ID: c.ReplicaID,
 		HungAfter: c.HungAfter, Fatal: c.Fatal}
+	if c.Bind != "" {
+		var err error
+		if out.TLS, err = c.tls(); err != nil {
+			return out, err
+		}
+	}
 	for _, p := range c.Peers {
 		out.Peers = append(out.Peers, replica.Peer{ID: p.ID, Addr: p.Addr})
 	}
-	return out
+	return out, nil
+}
+
+// tls has both sides of a connection between replicas show a certificate.
+func (c Config) tls() (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("read certificate of the replica: %w", err)
+	}
+	raw, err := os.ReadFile(c.TLSCA)
+	if err != nil {
+		return nil, fmt.Errorf("read certificates that replicas trust: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(raw) {
+		return nil, fmt.Errorf("%s holds no certificate", c.TLSCA)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool,
+		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}, nil
 }

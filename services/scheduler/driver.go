@@ -165,10 +165,10 @@ func (d *driver) during(lp *loop, s *core.Session) time.Duration {
 	ctx, cancel := context.WithCancel(d.context(lp.key))
 	defer cancel()
 	var wait time.Duration
-	done := make(chan struct{})
+	done, begun, tries := make(chan struct{}), s, lp.tries
 	go func() {
 		defer close(done)
-		wait = d.l.step(ctx, s, lp.tries)
+		wait = d.l.step(ctx, begun, tries)
 	}()
 	var recall sync.WaitGroup
 	defer recall.Wait()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/scheduler/internal/replica"
 )
 
@@ -23,7 +24,11 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	rep, err := replica.Open(cfg.replica())
+	rcfg, err := cfg.replica()
+	if err != nil {
+		return errs.E("run scheduler", errkind.Invalid, "", err)
+	}
+	rep, err := replica.Open(rcfg)
 	if err != nil {
 		return errs.Wrap("run scheduler", "", err)
 	}

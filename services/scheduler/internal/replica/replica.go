@@ -72,8 +72,8 @@ func Open(cfg Config) (*Replica, error) {
 	if cfg.Dir == "" {
 		return nil, errs.E(op, errkind.Invalid, "", "no folder is given")
 	}
-	if cfg.Bind != "" && cfg.TLS == nil {
-		return nil, errs.E(op, errkind.Invalid, "", "replicas talk over TLS only; none is configured")
+	if cfg.Bind != "" && (cfg.TLS == nil || cfg.TLS.ClientAuth != tls.RequireAndVerifyClientCert) {
+		return nil, errs.E(op, errkind.Invalid, "", "replicas talk over mutual TLS only; none is configured")
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
