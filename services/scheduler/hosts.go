@@ -115,7 +115,13 @@ func (l *leader) lease(_ context.Context, r bus.Request, req *schedulerv1.LeaseR
 	if err != nil {
 		return nil, errs.Wrap(op, req.GetHost(), err)
 	}
-	if !l.leases.renew(h, req.GetBoot()) {
+	lost := true // also when the loss was recorded while the host joined again
+	l.rep.View(func(st *core.State) {
+		if rec := st.Host(h); rec != nil {
+			lost = rec.Lost || rec.Boot != req.GetBoot()
+		}
+	})
+	if lost || !l.leases.renew(h, req.GetBoot()) {
 		return nil, errs.E(op, errkind.StaleEpoch, h.String(), "this boot holds no lease; join again")
 	}
 	return &schedulerv1.LeaseReply{Lease: durationpb.New(l.cfg.Lease)}, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
@@ -62,6 +63,7 @@ func (l *leader) run(ctx context.Context) error {
 	})
 	l.rep.OnApply(l.applied)
 	defer l.rep.OnApply(func(core.Outcome) {})
+	defer l.driver.stop()
 	l.driver.startAll()
 	svc, err := l.serve(ctx)
 	if err != nil {
@@ -81,7 +83,6 @@ func (l *leader) run(ctx context.Context) error {
 	if serr := svc.Stop(sctx); serr != nil {
 		l.log.Warn("stop serving", "error", serr)
 	}
-	l.driver.stop()
 	return err
 }
 
@@ -101,8 +102,10 @@ func (l *leader) raise(ctx context.Context) error {
 func (l *leader) apply(ctx context.Context, e core.Entry) (core.Outcome, error) {
 	e.Now = core.At(time.Now())
 	start := time.Now()
+	ctx, span := obs.Start(ctx, "scheduler.apply "+e.Name())
 	out, err := l.rep.Apply(ctx, e)
-	l.m.applied(ctx, time.Since(start), out, err)
+	obs.End(span, err)
+	l.m.applied(ctx, e.Name(), time.Since(start), out, err)
 	return out, err
 }
 

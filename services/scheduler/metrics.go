@@ -50,7 +50,7 @@ func newMetrics() (*metrics, error) {
 	return m, errs.Wrap("make metrics", "", err)
 }
 
-func (m *metrics) applied(ctx context.Context, took time.Duration, out core.Outcome, err error) {
+func (m *metrics) applied(ctx context.Context, entry string, took time.Duration, out core.Outcome, err error) {
 	result := "ok"
 	switch {
 	case err != nil:
@@ -59,7 +59,7 @@ func (m *metrics) applied(ctx context.Context, took time.Duration, out core.Outc
 		result = out.Refused.Kind.String()
 		m.refusals.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", result)))
 	}
-	m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("result", result)))
+	m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("entry", entry), attribute.String("result", result)))
 }
 
 func (m *metrics) fenced(ctx context.Context, method string) {

@@ -39,6 +39,25 @@ type Entry struct {
 	Incarnate    *Incarnate    `json:"incarnate,omitempty"`
 }
 
+// Name is the entry's event, as transitions name it.
+func (e Entry) Name() string {
+	for _, part := range []struct {
+		set  bool
+		name string
+	}{
+		{e.Open != nil, "open"}, {e.Place != nil, "place"}, {e.Woke != nil, "woke"}, {e.WakeFailed != nil, "wake_failed"},
+		{e.Sleep != nil, "sleep"}, {e.Slept != nil, "slept"}, {e.SleepRefused != nil, "sleep_refused"}, {e.Delete != nil, "delete"},
+		{e.Removed != nil, "removed"}, {e.Stopped != nil, "stopped"}, {e.Exited != nil, "exited"}, {e.Manifest != nil, "manifest"},
+		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Trim != nil, "trim"},
+		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"},
+	} {
+		if part.set {
+			return part.name
+		}
+	}
+	return "none"
+}
+
 // Encode writes an entry in the current format.
 func (e Entry) Encode() ([]byte, error) {
 	e.V = EntryVersion

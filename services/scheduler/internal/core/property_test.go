@@ -150,7 +150,7 @@ func (m *model) transitionsAreDeclared(t *rapid.T, before *State, e Entry) {
 	if v := m.s.Violations(); len(v) > 0 {
 		t.Fatalf("undeclared: %v", v)
 	}
-	name := strings.SplitN(entryName(e), " ", 2)[0]
+	name := e.Name()
 	for _, k := range []ids.SessionKey{"a", "b", "c", "a2", "b2", "c2"} {
 		from, _ := stateOf(before, k)
 		to, _ := stateOf(m.s, k)
@@ -179,36 +179,6 @@ func reachable(from, to corev1.State, event string, depth int) bool {
 		}
 	}
 	return false
-}
-
-func entryName(e Entry) string {
-	switch {
-	case e.Open != nil:
-		return "open"
-	case e.Place != nil:
-		return "place"
-	case e.Woke != nil:
-		return "woke"
-	case e.WakeFailed != nil:
-		return "wake_failed"
-	case e.Sleep != nil:
-		return "sleep"
-	case e.Slept != nil:
-		return "slept"
-	case e.SleepRefused != nil:
-		return "sleep_refused"
-	case e.Delete != nil:
-		return "delete"
-	case e.Removed != nil:
-		return "removed"
-	case e.Stopped != nil:
-		return "stopped"
-	case e.Exited != nil:
-		return "exited"
-	case e.HostLost != nil:
-		return "host_lost"
-	}
-	return "other"
 }
 
 // staleRefsAreRefused is "one owner": only the current generation and epoch
