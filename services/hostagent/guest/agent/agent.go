@@ -45,7 +45,8 @@ const Version = "berth-guest/1"
 // Bounds of the agent.
 const (
 	RingSize       = 4 << 20          // output kept per exec, bytes
-	RingBudget     = 64 << 20         // acknowledged output kept over all execs, bytes
+	RingBudget     = 64 << 20         // output kept over all execs that nobody waits for, bytes
+	RingCeiling    = 256 << 20        // output kept over all execs, above which starts are refused
 	RecordLifetime = 10 * time.Minute // of an exec after its exit
 	MaxRecords     = 8192
 	MaxLiveExecs   = 1024

@@ -54,7 +54,12 @@ type call struct {
 
 func (c *call) run(h handler) {
 	defer c.finish()
-	result, err := h(c)
+	defer c.leave()
+	var result any
+	err := c.awaitTurn()
+	if err == nil {
+		result, err = h(c)
+	}
 	switch {
 	case err != nil && c.ctx.Err() != nil && c.att.ctx.Err() != nil:
 		// Nobody is there to hear it.

@@ -17,6 +17,7 @@ type channel struct {
 	out   *sender
 	in    *wire.Reader
 	att   *attachment
+	last  *attachment       // att, or the one that was
 	parts map[uint32][]byte // requests that go on in a further frame
 }
 
@@ -47,6 +48,14 @@ func (a *Agent) Serve(ctx context.Context, r io.Reader, w io.Writer, retry func(
 func (c *channel) attach(ctx context.Context, s wire.Sync) {
 	c.end()
 	att := &attachment{sync: s, calls: map[uint32]*call{}}
+	if old := c.last; old != nil {
+		att.changes.follow(&old.changes)
+		att.starts.follow(&old.starts)
+	} else {
+		att.changes.follow(nil)
+		att.starts.follow(nil)
+	}
+	c.last = att
 	att.ctx, att.cancel = context.WithCancel(ctx)
 	c.att = att
 	c.parts = map[uint32][]byte{}
@@ -171,6 +180,7 @@ func (c *channel) start(stream uint32, body []byte) *wire.Failure {
 		return wire.Failf(wire.KindInvalid, "stream %d is in use", stream)
 	}
 	a.calls.Add(1)
+	call.enter()
 	go call.run(handler)
 	return nil
 }

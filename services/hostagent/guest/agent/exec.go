@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"os"
 	"sync"
 	"syscall"
@@ -93,13 +94,17 @@ func (x *execution) ack(r *reader, sub wire.Sub, offset uint64) {
 	}
 }
 
-// detach gives up the reader; from now on a full ring drops its oldest bytes.
-func (x *execution) detach() {
+// detach gives up the reader; from now on a full ring drops its oldest bytes. Like setReader it is not for a host that is gone.
+func (x *execution) detach(ctx context.Context) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	x.held = false
 	x.reader = nil
 	x.cond.Broadcast()
+	return nil
 }
 
 // exited is told the status of the process, with the gate of the reaper held.

@@ -48,7 +48,9 @@ func (c *call) execDetach() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.detach()
+	if err := x.detach(c.ctx); err != nil {
+		return nil, err
+	}
 	return x.info(true), nil
 }
 
@@ -115,7 +117,8 @@ func (a *Agent) finished(x *execution) {
 }
 
 // trimLocked bounds the records, and the output kept by finished execs: the one
-// that ended first goes first, those whose reader took everything before others.
+// that ended first goes first, those whose reader took everything before others. What a
+// reader may still want is never dropped: admitLocked refuses starts instead.
 func (a *Agent) trimLocked() {
 	tooMany := len(a.execs) > MaxRecords
 	if !tooMany && a.ringUsed.Load() <= RingBudget {
@@ -125,13 +128,14 @@ func (a *Agent) trimLocked() {
 		x     *execution
 		ended time.Time
 		taken bool
+		held  bool
 	}
 	var ended []candidate
 	for _, x := range a.execs {
 		x.mu.Lock()
 		if x.exit != nil {
 			taken := x.acked[0] == x.ring.lanes[0].end && x.acked[1] == x.ring.lanes[1].end
-			ended = append(ended, candidate{x, x.exit.EndedAt, taken})
+			ended = append(ended, candidate{x, x.exit.EndedAt, taken, x.held})
 		}
 		x.mu.Unlock()
 	}
@@ -149,8 +153,11 @@ func (a *Agent) trimLocked() {
 			delete(a.execs, c.x.key)
 			excess--
 			c.x.forget()
-		case c.taken && a.ringUsed.Load() > RingBudget*7/8:
+		case a.ringUsed.Load() <= RingBudget*7/8:
+		case c.taken:
 			c.x.dropTaken()
+		case !c.held:
+			c.x.dropAll()
 		}
 	}
 }
@@ -159,5 +166,18 @@ func (a *Agent) trimLocked() {
 func (x *execution) dropTaken() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.agent.ringUsed.Add(-int64(x.ring.dropOldest(x.acked, x.ring.size)))
+	x.dropLocked(x.acked)
+}
+
+// dropAll frees the output of an exec without a reader; the next one gets a gap.
+func (x *execution) dropAll() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.held {
+		x.dropLocked([2]uint64{^uint64(0), ^uint64(0)})
+	}
+}
+
+func (x *execution) dropLocked(before [2]uint64) {
+	x.agent.ringUsed.Add(-int64(x.ring.dropOldest(before, x.ring.size)))
 }

@@ -216,6 +216,9 @@ func (w *fileWriter) commit() (any, error) {
 	if err := w.file.Sync(); err != nil {
 		return nil, err
 	}
+	if err := w.call.ctx.Err(); err != nil {
+		return nil, err
+	}
 	if w.temp != "" {
 		if err := w.user.as(w.rename); err != nil {
 			return nil, err

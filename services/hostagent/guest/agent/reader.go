@@ -19,7 +19,7 @@ type reader struct {
 // follow sends output, exit and end to the host until there is no more.
 func (c *call) follow(x *execution, from wire.Offsets, existing bool) (any, error) {
 	r := &reader{pos: [2]uint64{from.Stdout, from.Stderr}}
-	if err := x.setReader(r); err != nil {
+	if err := x.setReader(c.ctx, r); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -50,10 +50,15 @@ func (c *call) follow(x *execution, from wire.Offsets, existing bool) (any, erro
 	}
 }
 
-// setReader holds the exec for r, which has everything before r.pos.
-func (x *execution) setReader(r *reader) error {
+// setReader holds the exec for r, which has everything before r.pos. The call of
+// a host that is gone does not take the exec from its successor: its context ends
+// before the successor's first request is read.
+func (x *execution) setReader(ctx context.Context, r *reader) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	for i := range outputs {
 		if end := x.ring.lanes[i].end; r.pos[i] > end {
 			return wire.Failf(wire.KindBadOffset, "output ends at %d, not %d", end, r.pos[i])

@@ -21,6 +21,8 @@ type attachment struct {
 	sync    wire.Sync
 	ctx     context.Context
 	cancel  context.CancelFunc
+	changes turn // of calls that change files or the state of the sandbox
+	starts  turn // of starts of execs
 	greeted bool // the sync record was echoed; guarded by sender.mu
 	broken  bool // a write failed; guarded by sender.mu
 

@@ -80,6 +80,8 @@ func (a *Agent) admitLocked(key string, digest [32]byte) (*execution, error) {
 		return nil, wire.Failf(wire.KindQuiesced, "no starts while the sandbox goes to sleep")
 	case a.live >= MaxLiveExecs:
 		return nil, wire.Failf(wire.KindTooMany, "%d execs are running", a.live)
+	case a.ringUsed.Load() > RingCeiling:
+		return nil, wire.Failf(wire.KindTooMany, "%d bytes of output wait for a reader", a.ringUsed.Load())
 	}
 	x := newExecution(a, key, digest)
 	a.execs[key] = x
