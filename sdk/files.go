@@ -11,8 +11,8 @@ import (
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 )
 
-// Files works on the files of a session. Paths are absolute inside the
-// sandbox. Errors: ErrNotFound, ErrExists, ErrDenied, ErrInvalid, ErrQuota
+// Files works on the files of a session. A path that is not absolute is below
+// the user's home. Errors: ErrNotFound, ErrExists, ErrDenied, ErrInvalid, ErrQuota
 // (the disk is full), ErrStaleEpoch (the session slept: Reopen).
 type Files struct {
 	s    *Session

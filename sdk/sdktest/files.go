@@ -47,8 +47,11 @@ func newFiles() *files {
 func notFound(p string) error { return fault{errkind.NotFound, p + ": there is no such file"} }
 
 func clean(p string) (string, error) {
-	if !strings.HasPrefix(p, "/") || strings.ContainsRune(p, 0) || len(p) > 4096 {
-		return "", fault{errkind.Invalid, "a path must be absolute and have at most 4096 bytes"}
+	if p == "" || strings.ContainsRune(p, 0) || len(p) > 4096 {
+		return "", fault{errkind.Invalid, "a path must have 1 to 4096 bytes and no NUL"}
+	}
+	if !strings.HasPrefix(p, "/") {
+		p = "/root/" + p
 	}
 	return path.Clean(p), nil
 }

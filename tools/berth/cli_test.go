@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	"github.com/nats-io/nats.go"
 
 	"github.com/berth-dev/berth/schemas/ids"
@@ -125,6 +129,11 @@ func TestExec(t *testing.T) {
 	}{
 		{"", []string{"exec", "default", "--", "echo", "-n", "--x"}, "-n --x\n", "", 0},
 		{"", []string{"exec", "default", "echo", "plain"}, "plain\n", "", 0},
+		{"", []string{"exec", "--", "echo", "--", "x"}, "-- x\n", "", 0},
+		{"", []string{"exec", "-w", "/tmp", "--", "pwd"}, "/tmp\n", "", 0},
+		{"", []string{"exec", "other", "--", "echo", "-i", "--", "x"}, "-i -- x\n", "", 0},
+		{"", []string{"exec"}, "", "no command", 2},
+		{"", []string{"exec", "default", "--"}, "", "no command", 2},
 		{"in\n", []string{"exec", "-i", "default", "--", "cat"}, "in\n", "", 0},
 		{"in\n", []string{"exec", "default", "--", "cat"}, "", "", 0},
 		{"", []string{"exec", "default", "--", "sh", "-c", "echo err >&2; exit 7"}, "", "err", 7},
@@ -163,6 +172,70 @@ func (w *world) session() (string, error) {
 	return list[0].Key, nil
 }
 
+func TestTerminal(t *testing.T) {
+	w := start(t)
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Skipf("no terminals here: %v", err)
+	}
+	defer master.Close()
+	defer tty.Close()
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 33, Cols: 99}); err != nil {
+		t.Fatal(err)
+	}
+	w.ok("session", "open")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out := &watched{want: "33 99", seen: make(chan struct{})}
+	done := make(chan int, 1)
+	go func() {
+		done <- run(&app{ctx: ctx, stdin: tty, stdout: out, stderr: io.Discard}, []string{"exec", "-it", "--", "sh", "-c", "stty size; read x; stty size"})
+	}()
+	select {
+	case <-out.seen:
+	case <-ctx.Done():
+		t.Fatal("the first size did not come")
+	}
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 44, Cols: 111}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // the size has no acknowledgement to wait for
+	if _, err := master.WriteString("\r"); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-done; code != 0 || !strings.Contains(out.String(), "44 111") {
+		t.Errorf("exit %d, %q", code, out.String())
+	}
+}
+
+// watched is a Writer that says when it has seen a text.
+type watched struct {
+	mu   sync.Mutex
+	b    bytes.Buffer
+	want string
+	seen chan struct{}
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	had := strings.Contains(w.b.String(), w.want)
+	w.b.Write(p)
+	if !had && strings.Contains(w.b.String(), w.want) {
+		close(w.seen)
+	}
+	return len(p), nil
+}
+
+func (w *watched) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.String()
+}
+
 func TestCopy(t *testing.T) {
 	w := start(t)
 	src := t.TempDir()
@@ -198,10 +271,16 @@ func TestCopy(t *testing.T) {
 	if _, say, code = w.berth("from stdin", "cp", "-", "default:/tmp/x"); code != 0 {
 		t.Errorf("%s", say)
 	}
+	if _, say, code = w.berth("at home", "cp", "-", ":y"); code != 0 {
+		t.Errorf("%s", say)
+	}
+	if out := w.ok("cp", "default:/root/y", "-"); out != "at home" {
+		t.Errorf("%q", out)
+	}
 	if out := w.ok("cp", "default:/tmp/x", "-"); out != "from stdin" {
 		t.Errorf("%q", out)
 	}
-	for _, args := range [][]string{{"a", "b"}, {"default:/a", "default:/b"}, {"default:a", "b"}} {
+	for _, args := range [][]string{{"a", "b"}, {"default:/a", "default:/b"}} {
 		if _, say, code := w.berth("", append([]string{"cp"}, args...)...); code != 2 || say == "" {
 			t.Errorf("cp %q: exit %d, %q", args, code, say)
 		}
@@ -273,7 +352,7 @@ func TestRequest(t *testing.T) {
 	w := start(t)
 	keys := filepath.Join(t.TempDir(), "keys.json")
 	var s sealOut
-	w.json(&s, "request", "seal", "open", "--body", `{"session_name":"x"}`, "--key-out", keys)
+	w.json(&s, "request", "seal", "--verb", "open", "--body", `{"session_name":"x"}`, "--key-out", keys)
 	if info, err := os.Stat(keys); err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v", info, err)
 	}
@@ -293,9 +372,9 @@ func TestRequest(t *testing.T) {
 		args []string
 		code int
 	}{
-		{[]string{"request", "seal", "open", "--body", `{"no_such":1}`}, 1},
-		{[]string{"request", "seal", "steal"}, 2},
-		{[]string{"request", "seal", "open", "--key-out", keys}, 1}, // never written over
+		{[]string{"request", "seal", "--verb", "open", "--body", `{"no_such":1}`}, 1},
+		{[]string{"request", "seal", "--verb", "steal"}, 2},
+		{[]string{"request", "seal", "--verb", "open", "--key-out", keys}, 1}, // never written over
 		{[]string{"request", "unseal", "--key", "/no/such"}, 1},
 	} {
 		if _, say, code := w.berth("", c.args...); code != c.code || strings.Count(say, "\n") != 1 {
@@ -369,7 +448,7 @@ func TestHelp(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "session open") {
 		t.Errorf("exit %d, %s", code, out)
 	}
-	if out := w.ok("exec", "--help"); !strings.Contains(out, "<session>") {
+	if out := w.ok("exec", "--help"); !strings.Contains(out, "[SESSION] -- COMMAND") {
 		t.Errorf("%s", out)
 	}
 	if out := w.ok("version"); !strings.HasPrefix(out, "berth ") {

@@ -11,23 +11,25 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
 )
 
 type cpCmd struct {
 	userFlags
 	As   string `help:"User inside: name, uid or uid:gid." placeholder:"USER"`
-	From string `arg:"" help:"File, directory, SESSION:PATH, or - for standard input." placeholder:"FROM"`
+	From string `arg:"" help:"File, directory, [SESSION]:PATH, or - for standard input." placeholder:"FROM"`
 	To   string `arg:"" help:"The same, or - for standard output." placeholder:"TO"`
 }
 
-// remote splits SESSION:PATH; ok is false for a local path.
+// remote splits SESSION:PATH; ok is false for a local path. :PATH is in the
+// default session; a path that is not absolute is below the user's home there.
 func remote(s string) (session, file string, ok bool) {
 	session, file, ok = strings.Cut(s, ":")
-	if !ok || strings.ContainsAny(session, "/\\.") || session == "" {
+	if !ok || strings.ContainsAny(session, "/\\.") {
 		return "", s, false
 	}
-	return session, file, true
+	return or(session, string(ids.DefaultSession)), or(file, "."), true
 }
 
 func (c *cpCmd) Run(a *app) error {
@@ -36,8 +38,6 @@ func (c *cpCmd) Run(a *app) error {
 	switch {
 	case down == up:
 		return usage("one of FROM and TO must be SESSION:PATH, and the other a local path")
-	case down && !path.IsAbs(from), up && !path.IsAbs(to):
-		return usage("the path in the session must be absolute")
 	case up && from != "-":
 		if _, err := os.Stat(from); err != nil {
 			return fmt.Errorf("read what is to be copied: %w", err)

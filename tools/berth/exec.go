@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
 )
 
@@ -25,12 +26,30 @@ type execCmd struct {
 	As          string        `help:"User inside: name, uid or uid:gid." placeholder:"USER"`
 	Timeout     time.Duration `help:"Kill it after so long." placeholder:"DURATION"`
 	Key         string        `help:"Idempotency key: the same key never starts a second process." placeholder:"KEY"`
-	Session     string        `arg:"" help:"Name or key of the session." placeholder:"SESSION"`
-	Argv        []string      `arg:"" optional:"" passthrough:"" help:"Program and its arguments." name:"command"`
+	Args        []string      `arg:"" optional:"" passthrough:"" name:"args" help:"[SESSION] -- COMMAND [ARG...]. The session is a name or a key; default: default."`
+}
+
+// split takes the session and the command apart: [SESSION] -- COMMAND..., or
+// SESSION COMMAND... raw are the program's arguments as they were typed: kong
+// takes a -- away that comes first.
+func (c *execCmd) split(raw []string) (session string, argv []string) {
+	before := len(raw) - len(c.Args) - 1
+	switch {
+	case before >= 0 && raw[before] == "--":
+		return string(ids.DefaultSession), c.Args
+	case len(c.Args) == 0:
+		return "", nil
+	case c.Args[0] == "--":
+		return string(ids.DefaultSession), c.Args[1:]
+	case len(c.Args) > 1 && c.Args[1] == "--":
+		return c.Args[0], c.Args[2:]
+	}
+	return c.Args[0], c.Args[1:]
 }
 
 func (c *execCmd) Run(a *app) error {
-	cmd, err := c.command(a)
+	session, argv := c.split(a.args)
+	cmd, err := c.command(a, argv)
 	if err != nil {
 		return err
 	}
@@ -39,7 +58,7 @@ func (c *execCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, c.Session)
+	name, err := sessionName(a.ctx, cl, session)
 	if err != nil {
 		return err
 	}
@@ -65,14 +84,11 @@ func (c *execCmd) Run(a *app) error {
 }
 
 // command checks the flags before anything is opened.
-func (c *execCmd) command(a *app) (sdk.Cmd, error) {
-	if len(c.Argv) > 0 && c.Argv[0] == "--" {
-		c.Argv = c.Argv[1:]
-	}
-	if len(c.Argv) == 0 {
+func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
+	if len(argv) == 0 {
 		return sdk.Cmd{}, usage("there is no command to run; write it after --")
 	}
-	cmd := sdk.Cmd{Args: c.Argv, Dir: c.Workdir, User: c.As, Timeout: c.Timeout, Key: c.Key, Stdout: a.stdout, Stderr: a.stderr, Env: map[string]string{}}
+	cmd := sdk.Cmd{Args: argv, Dir: c.Workdir, User: c.As, Timeout: c.Timeout, Key: c.Key, Stdout: a.stdout, Stderr: a.stderr, Env: map[string]string{}}
 	for _, e := range c.Env {
 		k, v, ok := strings.Cut(e, "=")
 		if !ok || k == "" {

@@ -40,6 +40,7 @@ type app struct {
 	ctx    context.Context
 	dir    string
 	json   bool
+	args   []string // as they were typed
 	stdin  io.Reader
 	stdout io.Writer
 	stderr io.Writer
@@ -86,7 +87,7 @@ func run(a *app, args []string) int {
 		fmt.Fprintf(a.stderr, "berth: %v; see berth --help\n", err)
 		return 2
 	}
-	a.dir, a.json = c.Dir, c.JSON
+	a.dir, a.json, a.args = c.Dir, c.JSON, args
 	if !strings.HasPrefix(parsed.Command(), "exec") && !strings.HasPrefix(parsed.Command(), "up") {
 		var stop context.CancelFunc
 		a.ctx, stop = signal.NotifyContext(a.ctx, os.Interrupt, syscall.SIGTERM)

@@ -144,7 +144,7 @@ type requestCmd struct {
 
 type requestSealCmd struct {
 	userFlags
-	Verb      string `arg:"" help:"open, close, delete or status." enum:"open,close,delete,status"`
+	Verb      string `help:"open, close, delete or status." enum:"open,close,delete,status" default:"open"`
 	Body      string `help:"The request as JSON." default:"{}" placeholder:"JSON"`
 	KeyOut    string `help:"Store the keys that open the answer and use its grant here (mode 0600)." placeholder:"FILE" type:"path"`
 	RequestID string `help:"Makes it idempotent." placeholder:"ID"`
