@@ -43,9 +43,10 @@ type Config struct {
 	// Tiers to offer.
 	Tiers []driver.Tier
 	// FirstID is the first host id for user namespaces, IDRanges how many ranges of 65536 follow.
-	// Two drivers on one machine must not overlap.
+	// Drivers on one machine share them through the folder IDs, which is the same for all.
 	FirstID  uint32
 	IDRanges uint32
+	IDs      string
 	// Cgroup is the parent of all sandboxes' cgroups; two drivers on one machine must differ.
 	Cgroup string
 	// GVisor are further flags of runsc, or other values of those set here.
@@ -59,7 +60,7 @@ func NewConfig(dir, runtimes string) Config {
 	name := hex.EncodeToString(sum[:4])
 	return Config{
 		State: dir, Runtimes: runtimes, Run: filepath.Join("/run/berth", name),
-		Tiers: []driver.Tier{driver.Container, driver.GVisor}, FirstID: 1 << 20, IDRanges: 16384,
+		Tiers: []driver.Tier{driver.Container, driver.GVisor}, FirstID: 1 << 20, IDRanges: 16384, IDs: "/run/berth/ids",
 		Cgroup: "berth-" + name,
 	}
 }
@@ -86,7 +87,7 @@ type Driver struct {
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
 	ran   map[ids.SandboxID]bool // seen running
-	slots map[uint32]bool
+	slots slots
 }
 
 var (
@@ -112,7 +113,8 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	}
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree,
-		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]bool{}, slots: map[uint32]bool{},
+		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]bool{},
+		slots: slots{dir: cfg.IDs, owner: cfg.Cgroup, count: cfg.IDRanges},
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -165,15 +167,16 @@ func (d *Driver) recall() error {
 	if err != nil {
 		return err
 	}
+	used := map[uint32]bool{}
 	for _, e := range entries {
 		r, err := readRecord(d.folder(ids.SandboxID(e.Name())))
 		if err != nil {
 			continue // half-made: List shows it
 		}
 		d.known[ids.SandboxID(e.Name())] = r
-		d.slots[r.Slot] = true
+		used[r.Slot] = true
 	}
-	return nil
+	return d.slots.recall(used)
 }
 
 // Capabilities implements driver.Driver.
@@ -223,6 +226,7 @@ func (d *Driver) Close() error {
 	if d.cfg.Socket == "" {
 		_ = os.RemoveAll(d.cfg.Run)
 	}
+	_, _ = os.Remove(d.roots()), os.Remove(d.cfg.Run)
 	return nil
 }
 
@@ -265,22 +269,20 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
 		}
 	}
-	for slot := range d.cfg.IDRanges {
-		if !d.slots[slot] {
-			d.slots[slot] = true
-			r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot}
-			d.known[id] = r
-			return r, nil
-		}
+	slot, err := d.slots.take()
+	if err != nil {
+		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
-	return record{}, errs.Errorf(op, errkind.NoCapacity, "all %d ranges of user ids are taken", d.cfg.IDRanges)
+	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot}
+	d.known[id] = r
+	return r, nil
 }
 
 func (d *Driver) forget(id ids.SandboxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r, ok := d.known[id]; ok {
-		delete(d.slots, r.Slot)
+		d.slots.give(r.Slot)
 		delete(d.known, id)
 		delete(d.ran, id)
 	}

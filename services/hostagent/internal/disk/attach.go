@@ -175,7 +175,7 @@ func (s *Store) unmount(k Key) error {
 		return fmt.Errorf("unmount disk: %w", err)
 	}
 	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
-		return err
+		return fmt.Errorf("%w%s", err, holders(point))
 	}
 	if err := os.Remove(point); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove mount point: %w", err)

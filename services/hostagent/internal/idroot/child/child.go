@@ -120,7 +120,7 @@ func leaveHost() error {
 
 // overlay mounts the two as one, owned by this user namespace, and returns it detached.
 func overlay() (int, error) {
-	fs, err := call(sysFsopen, cstring("overlay"), cloexec, 0, 0, 0)
+	fs, err := call(sysFsopen, cstring("overlay"), cloexec)
 	if err != nil {
 		return -1, failure{"open overlay", err}
 	}
@@ -132,14 +132,14 @@ func overlay() (int, error) {
 		if o[1] == "" {
 			kind, value = setFlag, 0
 		}
-		if _, err := call(sysFsconfig, uintptr(fs), kind, cstring(o[0]), value, 0); err != nil {
+		if _, err := call(sysFsconfig, uintptr(fs), kind, cstring(o[0]), value); err != nil {
 			return -1, failure{"overlay option " + o[0], err}
 		}
 	}
-	if _, err := call(sysFsconfig, uintptr(fs), create, 0, 0, 0); err != nil {
+	if _, err := call(sysFsconfig, uintptr(fs), create); err != nil {
 		return -1, failure{"create overlay", err}
 	}
-	mnt, err := call(sysFsmount, uintptr(fs), cloexec, attrNodev, 0, 0)
+	mnt, err := call(sysFsmount, uintptr(fs), cloexec, attrNodev)
 	_ = syscall.Close(fs)
 	if err != nil {
 		return -1, failure{"mount overlay", err}
@@ -153,8 +153,10 @@ func moveMount(fd int, dir string) error {
 	return err
 }
 
-func call(nr, a, b, c, d, e uintptr) (int, error) {
-	r, _, errno := syscall.Syscall6(nr, a, b, c, d, e, 0)
+func call(nr uintptr, args ...uintptr) (int, error) {
+	var a [6]uintptr
+	copy(a[:], args)
+	r, _, errno := syscall.Syscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5])
 	if errno != 0 {
 		return -1, errno
 	}

@@ -1,0 +1,101 @@
+package containerd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+)
+
+func TestRangesOfIDsAreSharedByDrivers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ids")
+	a, b := slots{dir, "a", 3}, slots{dir, "b", 3}
+	for _, s := range []slots{a, b} {
+		if err := s.recall(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, _ := a.take()
+	two, _ := b.take()
+	three, err := a.take()
+	if err != nil || one == two || two == three || one == three {
+		t.Fatalf("got %d, %d, %d, %v", one, two, three, err)
+	}
+	if _, err := b.take(); err == nil {
+		t.Error("a fourth range of three")
+	}
+	b.give(one) // not its own
+	if _, err := b.take(); err == nil {
+		t.Error("it gave away another's range")
+	}
+	// A restart of a with one sandbox left: the other range is free again.
+	if err := a.recall(map[uint32]bool{three: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.take(); err != nil || got != one {
+		t.Errorf("got %d, %v, want %d", got, err, one)
+	}
+	if _, err := os.Stat(a.file(three)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPreflightIsOneSentenceAndMakesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: needs root")
+	}
+	dir := filepath.Join(t.TempDir(), "state")
+	for name, c := range map[string]struct {
+		change func(*Config)
+		say    string
+	}{
+		"runtimes": {func(*Config) {}, "is missing"},
+		"tiers":    {func(c *Config) { c.Tiers = nil }, "no tier"},
+		"tier":     {func(c *Config) { c.Tiers = []driver.Tier{"wasm"} }, "no tier"},
+		"run":      {func(c *Config) { c.Run = "/run/" + strings.Repeat("x", 80) }, "too long"},
+		"ids":      {func(c *Config) { c.FirstID = 1 << 31; c.IDRanges = 1 << 16 }, "ranges of user ids"},
+	} {
+		cfg := NewConfig(dir, filepath.Join(dir, "none"))
+		c.change(&cfg)
+		err := Preflight(cfg)
+		if err == nil || !strings.Contains(err.Error(), c.say) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if k := errs.Kind(err); k != errkind.Unavailable && k != errkind.Unimplemented {
+			t.Errorf("%s: kind %v", name, k)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: it made something", name)
+		}
+	}
+}
+
+// An existing containerd is used by its socket; two drivers on it do not see each other's sandboxes.
+func TestAnExistingContainerd(t *testing.T) {
+	h := newHost(t)
+	first := openDriver(t, h)
+	cfg := NewConfig(filepath.Join(h.dir, "second"), h.cfg.Runtimes)
+	cfg.Run = h.cfg.Run + "-2"
+	cfg.Socket = first.daemon.socket()
+	second := openDriver(t, &host{cfg: cfg})
+	for i, tier := range cfg.Tiers {
+		a, _ := start(t, first, h.Spec(t, 10*i+1, 1), tier)
+		b, _ := start(t, second, h.Spec(t, 10*i+2, 1), tier)
+		for _, c := range []struct {
+			d    *Driver
+			want driver.Sandbox
+		}{{first, a}, {second, b}} {
+			found, err := c.d.List(t.Context())
+			if err != nil || len(found) != 1 || found[0].ID != c.want.ID || found[0].State != driver.Running {
+				t.Errorf("%s: list %+v, %v", tier, found, err)
+			}
+			if err := c.d.Stop(t.Context(), c.want.ID); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
