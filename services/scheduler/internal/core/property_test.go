@@ -273,8 +273,8 @@ func (m *model) noWaiterIsStuck(t *rapid.T) {
 		}
 	}
 	pending := 0
-	for _, r := range m.s.records {
-		if !r.Done {
+	for _, sl := range m.s.recordQ {
+		if !sl.r.Done {
 			pending++
 		}
 	}

@@ -31,9 +31,7 @@ func (x *tx) remember(r Record) *Record {
 		return nil
 	}
 	r.LeaderTime = x.s.LeaderTime
-	k := recordKey{r.Session, r.Verb, r.ID}
-	x.s.records[k] = &r
-	x.s.recordQ = append(x.s.recordQ, k)
+	x.s.keep(&r)
 	return &r
 }
 
@@ -66,7 +64,7 @@ func (x *tx) settle(s *Session, verb Verb, fill func(*Record)) {
 		r.Done = true
 		r.Generation, r.Epoch, r.Host, r.State = s.Generation, s.Epoch, s.Host, s.State
 		fill(&r)
-		x.s.records[recordKey{s.Key, p.Verb, p.ID}] = &r
+		x.s.records[recordKey{s.Key, p.Verb, p.ID}].r = &r
 	}
 	s.Pending = rest
 }
@@ -88,25 +86,25 @@ func (x *tx) tick(t *Tick) Outcome {
 func (x *tx) forgetRecords() {
 	q := x.s.recordQ
 	n := 0
-	var again []recordKey
-	for ; n < len(q); n++ {
-		r := x.s.records[q[n]]
-		if r == nil {
+	var again []*slot
+	for ; n < len(q) && x.s.LeaderTime-q[n].r.LeaderTime > RecordTTL; n++ {
+		if q[n].r.Done {
+			delete(x.s.records, q[n].key)
 			continue
 		}
-		if x.s.LeaderTime-r.LeaderTime <= RecordTTL {
-			break
-		}
-		if r.Done {
-			delete(x.s.records, q[n])
-			continue
-		}
-		kept := *r
+		kept := *q[n].r
 		kept.LeaderTime = x.s.LeaderTime
-		x.s.records[q[n]] = &kept
+		q[n].r = &kept
 		again = append(again, q[n])
 	}
 	x.s.recordQ = append(q[n:], again...)
+}
+
+// keep adds a record as the newest.
+func (s *State) keep(r *Record) {
+	sl := &slot{recordKey{r.Session, r.Verb, r.ID}, r}
+	s.records[sl.key] = sl
+	s.recordQ = append(s.recordQ, sl)
 }
 
 func (x *tx) forgetTombstones() {

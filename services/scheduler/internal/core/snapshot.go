@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"time"
 )
@@ -38,35 +37,62 @@ type line struct {
 	Event     *Event     `json:"event,omitempty"`
 }
 
+// Frozen is the state at one moment, to be written while entries go on. It
+// holds no maps, so that freezing takes little time.
+type Frozen struct {
+	h        header
+	sessions []*Session
+	tombs    []*Tombstone
+	hosts    []*Host
+	records  []*Record
+	outbox   []*Event
+}
+
+// Freeze takes the state as it is now.
+func (s *State) Freeze() *Frozen {
+	f := &Frozen{
+		h: header{Format: format, Version: SnapshotVersion, Incarnation: s.Incarnation, Index: s.Index,
+			LeaderTime: s.LeaderTime, OutSeq: s.OutSeq, ExpireHour: s.expireHour, ExpireCount: s.expireCount},
+		sessions: s.Sessions(), tombs: s.Tombstones(), hosts: s.Hosts(), outbox: slices.Clone(s.outbox),
+		records: make([]*Record, len(s.recordQ)),
+	}
+	for i, sl := range s.recordQ {
+		f.records[i] = sl.r
+	}
+	f.h.Lines = len(f.sessions) + len(f.tombs) + len(f.hosts) + len(f.records) + len(f.outbox)
+	return f
+}
+
+// WriteTo writes the state; see Frozen.WriteTo.
+func (s *State) WriteTo(w io.Writer) (int64, error) { return s.Freeze().WriteTo(w) }
+
 // WriteTo writes the state as JSON lines in a fixed order: equal states give
 // equal bytes.
-func (s *State) WriteTo(w io.Writer) (int64, error) {
+func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	count := &counter{w: w}
 	buf := bufio.NewWriterSize(count, 1<<16)
 	enc := json.NewEncoder(buf)
-	sessions, tombs, hosts := s.ordered()
-	h := header{Format: format, Version: SnapshotVersion, Incarnation: s.Incarnation, Index: s.Index,
-		LeaderTime: s.LeaderTime, OutSeq: s.OutSeq, ExpireHour: s.expireHour, ExpireCount: s.expireCount,
-		Lines: len(sessions) + len(tombs) + len(hosts) + len(s.recordQ) + len(s.outbox)}
-	err := enc.Encode(h)
+	slices.SortFunc(f.sessions, func(a, b *Session) int { return compare(a.Key, b.Key) })
+	slices.SortFunc(f.tombs, func(a, b *Tombstone) int { return compare(a.Key, b.Key) })
+	err := enc.Encode(f.h)
 	put := func(l line) {
 		if err == nil {
 			err = enc.Encode(l)
 		}
 	}
-	for _, v := range hosts {
+	for _, v := range f.hosts {
 		put(line{Host: v})
 	}
-	for _, v := range sessions {
+	for _, v := range f.sessions {
 		put(line{Session: v})
 	}
-	for _, v := range tombs {
+	for _, v := range f.tombs {
 		put(line{Tombstone: v})
 	}
-	for _, k := range s.recordQ {
-		put(line{Record: s.records[k]})
+	for _, v := range f.records {
+		put(line{Record: v})
 	}
-	for _, v := range s.outbox {
+	for _, v := range f.outbox {
 		put(line{Event: v})
 	}
 	if err == nil {
@@ -76,12 +102,6 @@ func (s *State) WriteTo(w io.Writer) (int64, error) {
 		return count.n, fmt.Errorf("write snapshot: %w", err)
 	}
 	return count.n, nil
-}
-
-func (s *State) ordered() ([]*Session, []*Tombstone, []*Host) {
-	sessions := slices.SortedFunc(maps.Values(s.sessions), func(a, b *Session) int { return compare(a.Key, b.Key) })
-	tombs := slices.SortedFunc(slices.Values(s.Tombstones()), func(a, b *Tombstone) int { return compare(a.Key, b.Key) })
-	return sessions, tombs, s.Hosts()
 }
 
 // ReadState reads what WriteTo wrote; a snapshot that is cut short is refused.
@@ -120,9 +140,7 @@ func (s *State) take(l line) {
 	case l.Tombstone != nil:
 		x.bury(l.Tombstone)
 	case l.Record != nil:
-		k := recordKey{l.Record.Session, l.Record.Verb, l.Record.ID}
-		s.records[k] = l.Record
-		s.recordQ = append(s.recordQ, k)
+		s.keep(l.Record)
 	case l.Event != nil:
 		s.outbox = append(s.outbox, l.Event)
 	}

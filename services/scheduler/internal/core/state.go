@@ -30,6 +30,12 @@ type recordKey struct {
 	id      ids.RequestID
 }
 
+// slot holds the newest version of one record.
+type slot struct {
+	key recordKey
+	r   *Record
+}
+
 // State is the whole replicated state. It is not safe for concurrent use; the
 // records it hands out are never changed afterwards.
 type State struct {
@@ -42,8 +48,8 @@ type State struct {
 	aliases  map[ids.SessionKey]ids.SessionKey
 	tombs    map[ids.SessionKey]*Tombstone
 	hosts    map[ids.Host]*Host
-	records  map[recordKey]*Record
-	recordQ  []recordKey // in order of their leader time
+	records  map[recordKey]*slot
+	recordQ  []*slot // in order of their leader time
 	outbox   []*Event
 
 	expireHour  time.Duration // start of the hour that expireCount counts
@@ -61,7 +67,7 @@ func NewState() *State {
 		aliases:     map[ids.SessionKey]ids.SessionKey{},
 		tombs:       map[ids.SessionKey]*Tombstone{},
 		hosts:       map[ids.Host]*Host{},
-		records:     map[recordKey]*Record{},
+		records:     map[recordKey]*slot{},
 		usage:       map[ids.Host]Usage{},
 	}
 }
@@ -73,8 +79,12 @@ func (s *State) Clone() *State {
 	c.aliases = maps.Clone(s.aliases)
 	c.tombs = maps.Clone(s.tombs)
 	c.hosts = maps.Clone(s.hosts)
-	c.records = maps.Clone(s.records)
-	c.recordQ = slices.Clone(s.recordQ)
+	c.records, c.recordQ = make(map[recordKey]*slot, len(s.records)), make([]*slot, 0, len(s.recordQ))
+	for _, sl := range s.recordQ {
+		n := *sl
+		c.records[n.key] = &n
+		c.recordQ = append(c.recordQ, &n)
+	}
 	c.outbox = slices.Clone(s.outbox)
 	c.usage = maps.Clone(s.usage)
 	c.violations = slices.Clone(s.violations)
@@ -104,7 +114,10 @@ func (s *State) Tombstone(keys ...ids.SessionKey) *Tombstone {
 
 // Record returns the stored outcome of a request.
 func (s *State) Record(key ids.SessionKey, verb Verb, id ids.RequestID) *Record {
-	return s.records[recordKey{key, verb, id}]
+	if sl := s.records[recordKey{key, verb, id}]; sl != nil {
+		return sl.r
+	}
+	return nil
 }
 
 // Host returns a host, nil if it never joined.

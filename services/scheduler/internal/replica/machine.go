@@ -78,7 +78,7 @@ func (m *machine) tell(out []any) {
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return &snapshot{m.state.Clone()}, nil
+	return &snapshot{m.state.Freeze()}, nil
 }
 
 // Restore implements raft.FSM.
@@ -95,7 +95,7 @@ func (m *machine) Restore(r io.ReadCloser) error {
 	return nil
 }
 
-type snapshot struct{ state *core.State }
+type snapshot struct{ state *core.Frozen }
 
 // Persist implements raft.FSMSnapshot.
 func (s *snapshot) Persist(sink raft.SnapshotSink) error {
