@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 const (
@@ -101,6 +102,7 @@ func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		err := unix.Unmount(d.root(id), unix.UMOUNT_NOFOLLOW)
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			mounts.Reclaim(d.root(id)) // a copy anywhere would keep the session's disk busy
 			return removeEmpty(d.root(id))
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {

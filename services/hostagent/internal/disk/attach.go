@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -174,6 +175,10 @@ func (s *Store) unmount(k Key) error {
 		!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount disk: %w", err)
 	}
+	if waitLoopFree(s.image(k), loopReclaim) != nil {
+		// Some process took a private copy of the mount table while the disk was mounted.
+		mounts.Reclaim(point)
+	}
 	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
 		return fmt.Errorf("%w%s", err, holders(point))
 	}
@@ -270,4 +275,14 @@ func kindOf(err error) errkind.Kind {
 		return errkind.Busy
 	}
 	return errs.Kind(err)
+}
+
+// holders names the processes that still have the mount, for the operator.
+func holders(point string) string {
+	out := ""
+	for _, pid := range mounts.Holders(point) {
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		out += fmt.Sprintf("; process %d (%s) holds it", pid, bytes.TrimSpace(name))
+	}
+	return out
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -212,4 +214,21 @@ func TestBeneathFollowsNothingThatASessionPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = f.Close()
+}
+
+// Any process of the host may copy the mount table while a disk is mounted; the session falls asleep
+// all the same.
+func TestSealWhileAnotherProcessHasACopyOfTheMount(t *testing.T) {
+	needRoot(t)
+	s := openTest(t, t.TempDir(), nil)
+	attach(t, s, fresh(1, 1))
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if _, err := s.Seal(context.Background(), key(1), ep(1)); err != nil {
+		t.Error(err)
+	}
 }

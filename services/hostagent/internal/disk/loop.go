@@ -128,19 +128,3 @@ func freeLoop(device string) error {
 	}
 	return nil
 }
-
-// holders names the processes that still have the mount in a mount table of their own which our
-// unmount does not reach, for the operator: only their end, or theirs alone to unmount, frees it.
-func holders(point string) string {
-	files, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
-	out := ""
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil || !strings.Contains(string(b), " "+point+" ") {
-			continue
-		}
-		name, _ := os.ReadFile(filepath.Join(filepath.Dir(f), "comm"))
-		out += fmt.Sprintf("; process %s (%s) holds it", filepath.Base(filepath.Dir(f)), strings.TrimSpace(string(name)))
-	}
-	return out
-}

@@ -27,10 +27,16 @@ import (
 
 // Sizes of an image in bytes.
 const (
-	MinSize   = 16 << 20
-	MaxSize   = 16 << 40
-	SizeUnit  = 4096
-	loopGrace = 5 * time.Second
+	MinSize  = 16 << 20
+	MaxSize  = 16 << 40
+	SizeUnit = 4096
+)
+
+// How long an image may stay bound after its unmount: until other mount tables are looked at, and
+// until it counts as busy.
+const (
+	loopReclaim = 300 * time.Millisecond
+	loopGrace   = 5 * time.Second
 )
 
 // Config of a store.
