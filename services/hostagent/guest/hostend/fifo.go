@@ -19,7 +19,8 @@ type Channel struct {
 	in  *os.File
 	out *os.File
 	// heard is set once a writer of the guest's side was there.
-	heard atomic.Bool
+	heard  atomic.Bool
+	closed atomic.Bool
 }
 
 // OpenFIFOs opens the FIFOs that a guest has as stdin and stdout, without
@@ -83,8 +84,10 @@ func (c *Channel) Read(p []byte) (int, error) {
 		return !again
 	})
 	switch {
+	case waitErr != nil && c.closed.Load():
+		return 0, fmt.Errorf("read guest channel: %w", os.ErrClosed)
 	case waitErr != nil:
-		return 0, waitErr
+		return 0, fmt.Errorf("read guest channel: %w", waitErr)
 	case err != nil:
 		return 0, fmt.Errorf("read guest channel: %w", err)
 	}
@@ -100,6 +103,7 @@ func (c *Channel) Write(p []byte) (int, error) { return c.in.Write(p) }
 
 // Close closes both FIFOs. What was written stays in them.
 func (c *Channel) Close() error {
+	c.closed.Store(true)
 	err := c.in.Close()
 	if outErr := c.out.Close(); err == nil {
 		err = outErr
