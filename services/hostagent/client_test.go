@@ -42,11 +42,16 @@ func (r *rig) client(ref *corev1.SessionRef) *client {
 
 func (r *rig) clientAs(me subjects.Caller, ref *corev1.SessionRef) *client {
 	r.t.Helper()
+	return r.clientWith(me, ref, r.hostKey())
+}
+
+func (r *rig) clientWith(me subjects.Caller, ref *corev1.SessionRef, hostKey seal.Public) *client {
+	r.t.Helper()
 	pub, priv, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	c := &client{t: r.t, r: r, me: me, ref: ref, proof: priv, credit: 1 << 20, hostKey: r.hostKey()}
+	c := &client{t: r.t, r: r, me: me, ref: ref, proof: priv, credit: 1 << 20, hostKey: hostKey}
 	c.conn = bustest.Connect(r.t, r.bus, me)
 	c.grant = r.creds.mint(r.t, ref, me, pub, nil)
 	return c

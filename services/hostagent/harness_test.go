@@ -43,6 +43,7 @@ type rig struct {
 	drv   driver.Driver // nil: the one that cfg names
 	disks disks         // nil: as the driver needs
 	load  Loader
+	alive chan struct{} // closed when the process that serves is dead; nil if it is this one
 	run   *running
 	ask   *bus.Conn // svc-scheduler
 	lc    *bus.Conn
@@ -192,6 +193,15 @@ func (r *rig) delete(ref *corev1.SessionRef) error {
 func (r *rig) context() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	r.t.Cleanup(cancel)
+	if alive := r.alive; alive != nil {
+		go func() {
+			select {
+			case <-alive:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
 	return ctx
 }
 
@@ -386,3 +396,11 @@ func operator() subjects.Caller { return subjects.Operator() }
 func invokeInventory(r *rig, c *bus.Conn) (*hostv1.InventoryReply, error) {
 	return bus.InvokeHost[*hostv1.InventoryReply](r.context(), c, testHost, "inventory", &hostv1.InventoryRequest{})
 }
+
+func (f *fakeScheduler) state(ref *corev1.SessionRef) corev1.State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owned[ref.GetSession()].GetState()
+}
+
+func timestampIn(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(d)) }

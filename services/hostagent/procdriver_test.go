@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,19 +14,25 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
 
+	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/guest/agent"
 )
 
-// The test binary is the guest too: with BERTH_TEST_ROLE=guest it is the real agent as PID 1 of a
+// The test binary plays other parts too: a hostagent that gets killed, and the guest: with BERTH_TEST_ROLE=guest it is the real agent as PID 1 of a
 // pid namespace, which sees the test machine's files.
 func TestMain(m *testing.M) {
-	if os.Getenv("BERTH_TEST_ROLE") == "guest" {
+	switch os.Getenv("BERTH_TEST_ROLE") {
+	case "guest":
 		os.Exit(guestMain())
+	case "hostagent":
+		os.Exit(hostMain(os.Getenv("BERTH_TEST_DIR")))
 	}
 	os.Exit(m.Run())
 }
@@ -40,6 +47,32 @@ func guestMain() int {
 		return 98
 	}
 	return agent.Main(nil)
+}
+
+func hostMain(dir string) int {
+	cfg := NewConfig()
+	var login bus.Login
+	ctx, stop := svc.SignalContext(context.Background())
+	defer stop()
+	err := svc.LoadConfig(filepath.Join(dir, "config.yaml"), &cfg)
+	if err == nil {
+		var b []byte
+		if b, err = os.ReadFile(filepath.Join(dir, "login.yaml")); err == nil {
+			err = yaml.Unmarshal(b, &login)
+		}
+	}
+	var conn *bus.Conn
+	if err == nil {
+		conn, err = bus.Connect(ctx, login)
+	}
+	if err == nil {
+		err = Run(ctx, cfg, conn, loadLayout, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})), nil)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hostagent:", err)
+		return 1
+	}
+	return 0
 }
 
 // procs is a driver whose sandboxes are bare processes. It survives a hostagent as a runtime would:

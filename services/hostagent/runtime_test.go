@@ -38,17 +38,7 @@ func realRig(t *testing.T) *rig {
 		t.Skip("skipped: no busybox image in the cache (tools/image makes it)")
 	}
 	r := newRig(t, nil)
-	r.load = func(_ context.Context, ref string) (v1.Image, error) {
-		index, err := layout.ImageIndexFromPath(ref)
-		if err != nil {
-			return nil, err
-		}
-		m, err := index.IndexManifest()
-		if err != nil {
-			return nil, err
-		}
-		return index.Image(m.Manifests[0].Digest)
-	}
+	r.load = loadLayout
 	r.cfg.Driver, r.cfg.Tiers = driverContainerd, []string{"container", "gvisor"}
 	r.cfg.Images = map[string]string{"default": images[len(images)-1]}
 	if r.cfg.Runtimes = os.Getenv("BERTH_RUNTIMES"); r.cfg.Runtimes == "" {
@@ -70,6 +60,18 @@ func realRig(t *testing.T) *rig {
 		t.Fatalf("build the guest: %v: %s", err, b)
 	}
 	return r
+}
+
+func loadLayout(_ context.Context, ref string) (v1.Image, error) {
+	index, err := layout.ImageIndexFromPath(ref)
+	if err != nil {
+		return nil, err
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	return index.Image(m.Manifests[0].Digest)
 }
 
 func tierTerms(tier corev1.Tier) func(*hostv1.WakeRequest) {
