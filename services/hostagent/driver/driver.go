@@ -122,8 +122,8 @@ type Spec struct {
 	// RunDir on the host appears read-only as /run/berth; files that are renamed into it later
 	// appear as well.
 	RunDir string
-	// Guest is the host's path of the guest agent, which appears as /run/berth/guest; empty if the
-	// image brings its own Init.
+	// Guest is the host's path of the guest agent, which appears as /run/berth/guest (RunDir gets a
+	// file of that name); empty if the image brings its own Init.
 	Guest string
 	// Init is the first process; empty means the guest agent.
 	Init     []string

@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -52,6 +51,8 @@ type making struct {
 	rec   record
 	space *idroot.Space // tier container
 	pid   uint32
+	// linked: the guest agent lies in the run folder itself and needs no mount of its own.
+	linked bool
 }
 
 // Create implements driver.Driver.
@@ -121,7 +122,7 @@ func (m *making) table() steps.Table {
 	d := m.d
 	first := steps.Step{
 		Name: "sandbox.record",
-		Do:   func(context.Context) error { return m.rec.write(d.folder(m.id), d.channel(m.id)) },
+		Do:   m.begin,
 		Undo: func(ctx context.Context) error { m.closeSpace(); return d.remove(ctx, m.id) },
 	}
 	begin := []steps.Step{first}
@@ -162,21 +163,35 @@ func (m *making) mountRoot(ctx context.Context) error {
 	if err := os.MkdirAll(point, 0o711); err != nil {
 		return err
 	}
-	if err := placeholder(m.spec); err != nil {
-		return err
-	}
 	if m.spec.Tier == driver.Container {
 		return m.space.Mount(ctx, m.spec.Image.Lower, m.spec.Disk, point)
 	}
 	return idroot.MountPlain(m.spec.Image.Lower, m.spec.Disk, point)
 }
 
-// placeholder makes the file that the guest agent's binary is mounted on.
-func placeholder(spec driver.Spec) error {
-	if spec.Guest == "" {
+func (m *making) begin(context.Context) error {
+	if err := m.rec.write(m.d.folder(m.id), m.d.channel(m.id)); err != nil {
+		return err
+	}
+	return m.placeGuest()
+}
+
+// placeGuest links the guest agent's binary into the run folder; on another file system it makes an
+// empty file to mount the binary on.
+func (m *making) placeGuest() error {
+	if m.spec.Guest == "" {
 		return nil
 	}
-	f, err := os.OpenFile(filepath.Join(spec.RunDir, guestName), os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW, 0o755)
+	place := filepath.Join(m.spec.RunDir, guestName)
+	if err := removeEmpty(place); err != nil {
+		return err
+	}
+	if os.Link(m.spec.Guest, place) == nil {
+		m.linked = true
+		return nil
+	}
+	m.linked = false
+	f, err := os.OpenFile(place, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if err != nil {
 		return fmt.Errorf("prepare run folder: %w", err)
 	}
