@@ -3,7 +3,7 @@ module github.com/berth-dev/berth/sdk
 go 1.26.0
 
 require (
-	github.com/go-jose/go-jose/v4 v4.1.9
+	github.com/berth-dev/berth/schemas v0.0.0
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/nats-io/nkeys v0.4.17
