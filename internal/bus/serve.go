@@ -42,6 +42,7 @@ type Service struct {
 	log   *slog.Logger
 
 	mu      sync.Mutex
+	stopped bool
 	retries map[string]*Consumer // by durable name
 }
 
@@ -106,7 +107,10 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 		}
 		err := s.micro.AddEndpoint(endpoint, micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
-			s.work.Add(1)
+			if !s.begin() {
+				<-slots // stopped: the caller's next try finds another replica, or this one again
+				return
+			}
 			go func() {
 				defer s.work.Done()
 				defer func() { <-slots }()
@@ -177,10 +181,24 @@ func timeoutOf(h nats.Header) time.Duration {
 	return min(time.Duration(ms)*time.Millisecond, maxTimeout)
 }
 
+// begin counts a request in, unless the service has stopped.
+func (s *Service) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return false
+	}
+	s.work.Add(1)
+	return true
+}
+
 // Stop takes no new requests, waits for those that run until ctx ends, and
 // then cancels them.
 func (s *Service) Stop(ctx context.Context) error {
 	err := errors.Join(s.micro.Stop(), s.conn.nc.FlushTimeout(5*time.Second))
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
 	done := make(chan struct{})
 	go func() { s.work.Wait(); close(done) }()
 	select {
