@@ -128,12 +128,26 @@ func (h *host) openDisks(ctx context.Context, load Loader) error {
 	if h.images, err = image.Open(filepath.Join(h.cfg.Dir, "images"), load); err != nil {
 		return err
 	}
+	h.unpackImages(ctx)
 	sp, err := store.Space()
 	if err != nil {
 		return err
 	}
 	h.cfg.Capacity = h.cfg.Capacity.measured(sp.Room())
 	return nil
+}
+
+// unpackImages has the named images ready before the first session asks for one, which would wait
+// for it. One that cannot be had now is tried again by the wake that needs it.
+func (h *host) unpackImages(ctx context.Context) {
+	for name, ref := range h.cfg.Images {
+		began := time.Now()
+		if _, err := h.images.Ensure(ctx, ref); err != nil {
+			h.log.Warn("image is not ready", "image", name, "error", err)
+			continue
+		}
+		h.log.Info("image is ready", "image", name, "took", time.Since(began))
+	}
 }
 
 // load reads what an earlier process knew.
