@@ -143,13 +143,13 @@ func (s *Server) sleepLocked(x *session, why string) {
 	if x.state != corev1.State_STATE_ACTIVE {
 		return
 	}
-	x.killAll("the session went to sleep")
 	for id, st := range s.streams {
 		if st.key == x.key {
 			st.fail(fault{errkind.StaleEpoch, "the session went to sleep"})
 			delete(s.streams, id)
 		}
 	}
+	x.killAll("the session went to sleep")
 	if x.terms.Persistence == corev1.Persistence_PERSISTENCE_EPHEMERAL {
 		s.gone(x, why, "")
 		return

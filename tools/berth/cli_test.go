@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -187,9 +189,20 @@ func TestTerminal(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	out := &watched{want: "33 99", seen: make(chan struct{})}
+	w.srv.Register("sizes", func(ctx context.Context, p *sdktest.Proc) int {
+		for last := (sdktest.Size{}); ctx.Err() == nil && last.Cols != 111; time.Sleep(time.Millisecond) {
+			if size, _ := p.TTY(); size != last {
+				fmt.Fprintf(p.Stdout, "%d %d\n", size.Rows, size.Cols)
+				last = size
+			}
+		}
+		line, _ := bufio.NewReader(p.Stdin).ReadString('\r')
+		fmt.Fprintf(p.Stdout, "%q\n", line)
+		return 6
+	})
 	done := make(chan int, 1)
 	go func() {
-		done <- run(&app{ctx: ctx, stdin: tty, stdout: out, stderr: io.Discard}, []string{"exec", "-it", "--", "sh", "-c", "stty size; read x; stty size"})
+		done <- run(&app{ctx: ctx, stdin: tty, stdout: out, stderr: io.Discard}, []string{"exec", "-it", "--", "sizes"})
 	}()
 	select {
 	case <-out.seen:
@@ -202,11 +215,10 @@ func TestTerminal(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond) // the size has no acknowledgement to wait for
-	if _, err := master.WriteString("\r"); err != nil {
+	if _, err := master.WriteString("\x03key\r"); err != nil { // raw: no signal, no line discipline
 		t.Fatal(err)
 	}
-	if code := <-done; code != 0 || !strings.Contains(out.String(), "44 111") {
+	if code := <-done; code != 6 || !strings.HasSuffix(out.String(), "44 111\n\"\\x03key\\r\"\n") {
 		t.Errorf("exit %d, %q", code, out.String())
 	}
 }

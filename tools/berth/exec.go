@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,8 @@ type execCmd struct {
 	Timeout     time.Duration `help:"Kill it after so long." placeholder:"DURATION"`
 	Key         string        `help:"Idempotency key: the same key never starts a second process." placeholder:"KEY"`
 	Args        []string      `arg:"" optional:"" passthrough:"" name:"args" help:"[SESSION] -- COMMAND [ARG...]. The session is a name or a key; default: default."`
+
+	size sdk.Size // of the terminal, as the process knows it
 }
 
 // split takes the session and the command apart: [SESSION] -- COMMAND..., or
@@ -74,12 +77,15 @@ func (c *execCmd) Run(a *app) error {
 		}
 		defer restore()
 	}
-	p, err := s.Exec(a.ctx, cmd)
+	ctx, cancel := context.WithCancel(a.ctx)
+	defer cancel()
+	started, stop := c.signals(a, cancel)
+	defer stop()
+	p, err := s.Exec(ctx, cmd)
 	if err != nil {
 		return err
 	}
-	stop := c.follow(a, p)
-	defer stop()
+	started <- p
 	return exitOf(p.Wait())
 }
 
@@ -104,6 +110,7 @@ func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 			return cmd, usage("-t needs a terminal as standard input")
 		}
 		cmd.PTY = terminalSize(a.stdin)
+		c.size = *cmd.PTY
 		if _, set := cmd.Env["TERM"]; !set && os.Getenv("TERM") != "" {
 			cmd.Env["TERM"] = os.Getenv("TERM")
 		}
@@ -111,28 +118,40 @@ func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 	return cmd, nil
 }
 
-// follow passes signals and the terminal's size on until stop is called.
-func (c *execCmd) follow(a *app, p *sdk.Process) (stop func()) {
-	ch := make(chan os.Signal, 8)
+// signals passes signals and the terminal's size on to the process that is
+// handed to it; a signal that ends programs cancels one that was not started
+// yet.
+func (c *execCmd) signals(a *app, cancel context.CancelFunc) (started chan<- *sdk.Process, stop func()) {
+	ch, procs, done := make(chan os.Signal, 8), make(chan *sdk.Process, 1), make(chan struct{})
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGWINCH)
-	done := make(chan struct{})
 	go func() {
+		var p *sdk.Process
 		for {
 			select {
 			case <-done:
 				return
+			case p = <-procs:
+				c.resize(a, p) // it may have changed meanwhile
 			case sig := <-ch:
-				if sig == syscall.SIGWINCH {
-					if size := terminalSize(a.stdin); c.TTY && size != nil {
-						_ = p.Resize(*size)
-					}
-					continue
+				switch {
+				case sig == syscall.SIGWINCH:
+					c.resize(a, p)
+				case p == nil:
+					cancel()
+				default:
+					_ = p.Signal(unix.SignalName(sig.(syscall.Signal)))
 				}
-				_ = p.Signal(unix.SignalName(sig.(syscall.Signal)))
 			}
 		}
 	}()
-	return func() { signal.Stop(ch); close(done) }
+	return procs, func() { signal.Stop(ch); close(done) }
+}
+
+func (c *execCmd) resize(a *app, p *sdk.Process) {
+	if size := terminalSize(a.stdin); c.TTY && p != nil && size != nil && *size != c.size {
+		c.size = *size
+		_ = p.Resize(*size)
+	}
 }
 
 // exitOf makes the process's end the program's.
