@@ -15,6 +15,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -150,15 +151,36 @@ func (d *Driver) folders() error {
 			return err
 		}
 	}
-	for _, dir := range []string{d.cfg.Run, d.roots()} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return err
-		}
+	if err := passage(d.roots()); err != nil {
+		return err
 	}
 	if err := d.writeRunscConfig(); err != nil {
 		return err
 	}
 	return mounts.Share(d.roots())
+}
+
+// passage makes dir and what is missing above it so that everybody may pass through, whatever the
+// umask; a folder above that is closed to others is an error.
+func passage(dir string) error {
+	if dir == "/" || dir == "." {
+		return nil
+	}
+	if err := passage(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	err := os.Mkdir(dir, 0o711)
+	if err == nil {
+		return os.Chmod(dir, 0o711)
+	}
+	st, serr := os.Stat(dir)
+	switch {
+	case serr != nil:
+		return err
+	case st.Mode()&0o001 == 0:
+		return fmt.Errorf("%s is closed to others: roots of sandboxes cannot be in it", dir)
+	}
+	return nil
 }
 
 // recall reads the records of sandboxes that an earlier process made.

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -97,5 +98,30 @@ func TestAnExistingContainerd(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+func TestRootsAreOpenToAllWhateverTheUmask(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: needs root")
+	}
+	dir := "/run/berth/test-passage/a/b"
+	defer func() { _ = os.RemoveAll("/run/berth/test-passage") }()
+	old := syscall.Umask(0o077)
+	err := passage(dir)
+	syscall.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if st, err := os.Stat(d); err != nil || st.Mode()&0o001 == 0 {
+			t.Errorf("%s: %v, %v", d, st, err)
+		}
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := passage(dir + "/c"); err == nil || !strings.Contains(err.Error(), "closed to others") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -181,12 +181,18 @@ func (h *host) Left(t testing.TB) []string {
 	for _, p := range procs {
 		b, _ := os.ReadFile(p)
 		args := bytes.Split(b, []byte{0})
-		mine := bytes.Contains(b, []byte(h.cfg.Run+"/")) || bytes.Contains(b, []byte(h.cfg.State+"/")) || string(args[0]) == "berth-idroot"
+		mine := bytes.Contains(b, []byte(h.cfg.Run+"/")) || bytes.Contains(b, []byte(h.cfg.State+"/")) || string(args[0]) == "berth-idroot" && isChild(p)
 		if mine && filepath.Base(string(args[0])) != "containerd" {
 			out = append(out, "process "+strings.ReplaceAll(string(b), "\x00", " "))
 		}
 	}
 	return out
+}
+
+// isChild reports whether the process of a /proc/<pid>/cmdline is a child of this one.
+func isChild(cmdline string) bool {
+	b, _ := os.ReadFile(filepath.Join(filepath.Dir(cmdline), "status"))
+	return bytes.Contains(b, fmt.Appendf(nil, "\nPPid:\t%d\n", os.Getpid()))
 }
 
 var errFault = errors.New("fault of the test")
