@@ -122,9 +122,11 @@ func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 // handed to it; a signal that ends programs cancels one that was not started
 // yet.
 func (c *execCmd) signals(a *app, cancel context.CancelFunc) (started chan<- *sdk.Process, stop func()) {
-	ch, procs, done := make(chan os.Signal, 8), make(chan *sdk.Process, 1), make(chan struct{})
+	ch, procs := make(chan os.Signal, 8), make(chan *sdk.Process, 1)
+	done, ended := make(chan struct{}), make(chan struct{})
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGWINCH)
 	go func() {
+		defer close(ended)
 		var p *sdk.Process
 		for {
 			select {
@@ -144,7 +146,7 @@ func (c *execCmd) signals(a *app, cancel context.CancelFunc) (started chan<- *sd
 			}
 		}
 	}()
-	return procs, func() { signal.Stop(ch); close(done) }
+	return procs, func() { signal.Stop(ch); close(done); <-ended }
 }
 
 func (c *execCmd) resize(a *app, p *sdk.Process) {
