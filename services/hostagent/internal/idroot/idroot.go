@@ -180,13 +180,13 @@ func MountPlain(lower, disk, point string) error {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	files := map[string]int{}
-	for option, path := range map[string]string{"lowerdir": lower, "upperdir": disk + "/upper", "workdir": disk + "/work"} {
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	for _, f := range [][3]string{{"lowerdir", lower, "."}, {"upperdir", disk, "upper"}, {"workdir", disk, "work"}} {
+		fd, err := openBelow(f[1], f[2])
 		if err != nil {
-			return fmt.Errorf("open %s: %w", option, err)
+			return fmt.Errorf("open %s: %w", f[0], err)
 		}
 		defer func() { _ = unix.Close(fd) }()
-		files[option] = fd
+		files[f[0]] = fd
 	}
 	if err := unix.FsconfigSetFlag(fs, "userxattr"); err != nil {
 		return fmt.Errorf("overlay option userxattr: %w", err)
@@ -214,4 +214,17 @@ func MountPlain(lower, disk, point string) error {
 		return fmt.Errorf("attach root: %w", err)
 	}
 	return nil
+}
+
+// openBelow opens a folder below one that is ours, whatever a session put there.
+func openBelow(dir, name string) (int, error) {
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(root) }()
+	return unix.Openat2(root, name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
 }
