@@ -188,7 +188,6 @@ func (h *host) run(ctx context.Context, ready func()) error {
 		return errors.Join(err, svc.Stop(bg))
 	}
 	h.ops.Go(func() { h.watch(bg) })
-	h.ops.Go(func() { h.sweeps(bg) })
 	close(h.ready)
 	if ready != nil {
 		ready()
@@ -197,7 +196,8 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	return h.finish(svc, cancel)
 }
 
-// begin joins, takes over what runs, cleans what is not owned, and keeps the lease from then on.
+// begin joins and takes over what runs; from then on, beside the path, it keeps the lease and cleans
+// what is not owned.
 func (h *host) begin(ctx context.Context) error {
 	var own ownership
 	err := h.persist(ctx, func(context.Context) (err error) {
@@ -211,10 +211,13 @@ func (h *host) begin(ctx context.Context) error {
 	if err := h.persist(ctx, func(ctx context.Context) error { return h.recover(ctx, own) }); err != nil {
 		return err
 	}
-	if err := h.sweep(ctx, own); err != nil {
-		h.log.Warn("the first sweep is not complete", "error", err)
-	}
-	h.tellFacts(ctx, true)
+	h.ops.Go(func() {
+		if err := h.sweep(ctx, own); err != nil && ctx.Err() == nil {
+			h.log.Warn("the first sweep is not complete", "error", err)
+		}
+		h.tellFacts(ctx, true)
+		h.sweeps(ctx)
+	})
 	return nil
 }
 
