@@ -165,3 +165,31 @@ func stamp(s *corev1.Stamp) string {
 }
 
 func upper(s string) string { return strings.ToUpper(s) }
+
+// ExecInfo is one process that the sandbox runs or remembers.
+type ExecInfo struct {
+	Key     string
+	Args    []string // empty where the sandbox does not tell
+	Running bool
+	Started time.Time
+	// Exit is how it ended, as Wait would say; nil also while it runs.
+	Exit error
+}
+
+// Execs lists the processes that run, or ended less than ten minutes ago, by
+// whomever they were started.
+func (s *Session) Execs(ctx context.Context) ([]ExecInfo, error) {
+	r, err := s.short(ctx, "list processes", &boxv1.Operation{Op: &boxv1.Operation_ListExecs{ListExecs: &boxv1.ListExecs{}}}, true)
+	if err != nil {
+		return nil, err
+	}
+	var out []ExecInfo
+	for _, e := range r.GetExecs() {
+		info := ExecInfo{Key: e.GetKey(), Args: e.GetArgv(), Running: e.GetRunning(), Started: e.GetStarted().AsTime()}
+		if !info.Running {
+			info.Exit = exitError(e.GetExit())
+		}
+		out = append(out, info)
+	}
+	return out, nil
+}

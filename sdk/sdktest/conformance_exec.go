@@ -188,6 +188,11 @@ func (c *check) attachByKey() {
 		c.Fatalf("attached again it ended with %v", err)
 	}
 	c.equal(rest.String(), "two\n")
+	list, err := s.Execs(c.ctx)
+	c.must(err)
+	if len(list) != 1 || list[0].Key != "by-key" || list[0].Running || !errors.As(list[0].Exit, &exit) || exit.Code != 3 {
+		c.Fatalf("the processes are %+v", list)
+	}
 	// The same key starts nothing: it is the same process with the same output.
 	var same bytes.Buffer
 	again, err = s.Exec(c.ctx, sdk.Cmd{Args: []string{"sh", "-c", "echo one; read x; echo two; exit 3"}, Key: "by-key", Stdin: strings.NewReader(""), Stdout: &same})
