@@ -36,7 +36,7 @@ type Config struct {
 // "default" in gVisor, which is to be given its image.
 func NewConfig() Config {
 	const gib = 1 << 30
-	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 10 * gib}
+	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 4 * gib}
 	return Config{
 		Workers: 8,
 		Policy: Policy{

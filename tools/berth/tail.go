@@ -115,7 +115,7 @@ func eventText(e sdk.Event) string {
 	case *hostv1.Event:
 		return b.GetReason()
 	case *lifecyclev1.Resume:
-		return "wake asked for: " + word(b.GetCause(), "CAUSE_")
+		return "wake asked for with " + b.GetTerms().GetTemplate() + ", " + word(b.GetTerms().GetTier(), "TIER_")
 	case *lifecyclev1.Refused:
 		return b.GetFailure().GetReason()
 	case *lifecyclev1.Idle:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -48,7 +49,8 @@ func (l *layer) Dial(addr raft.ServerAddress, d time.Duration) (net.Conn, error)
 	return (&tls.Dialer{Config: l.conf}).DialContext(ctx, "tcp", string(addr))
 }
 
-// newLogger sends raft's own log to slog, warnings and worse as such.
+// newLogger sends raft's own log to slog. Its warnings are the ordinary course of elections, also
+// of the first one on a new disk, so they are information here; its errors stay errors.
 func newLogger(l *slog.Logger) hclog.Logger {
 	return hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Level: hclog.Warn, Output: slogWriter{l}, DisableTime: true})
 }
@@ -56,7 +58,12 @@ func newLogger(l *slog.Logger) hclog.Logger {
 type slogWriter struct{ l *slog.Logger }
 
 func (w slogWriter) Write(p []byte) (int, error) {
-	w.l.Warn(string(trimLine(p)))
+	line := string(trimLine(p))
+	if text, isError := strings.CutPrefix(line, "[ERROR] "); isError {
+		w.l.Error(text)
+	} else {
+		w.l.Info(strings.TrimPrefix(line, "[WARN]  "))
+	}
 	return len(p), nil
 }
 
