@@ -133,4 +133,3 @@ func (s *service) tell(ctx context.Context, p core.Publish) {
 		}
 	}()
 }
-

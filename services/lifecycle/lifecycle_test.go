@@ -119,7 +119,9 @@ func (w *world) start(cfg Config) (stop func()) {
 	}
 }
 
-func (w *world) identity() *bus.Conn { return bustest.Connect(w.t, w.bus, subjects.Service("identity")) }
+func (w *world) identity() *bus.Conn {
+	return bustest.Connect(w.t, w.bus, subjects.Service("identity"))
+}
 
 func (w *world) verified() *lifecyclev1.Verified {
 	return &lifecyclev1.Verified{Actor: &corev1.Actor{Tenant: string(tenant), Issuer: "https://issuer.test", Subject: "ann"},
