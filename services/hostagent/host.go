@@ -95,7 +95,7 @@ func (h *host) session(k ids.SessionKey) *session {
 	defer h.mu.Unlock()
 	s := h.sessions[k]
 	if s == nil {
-		s = &session{h: h, key: k, rec: inventory.Record{Session: k}}
+		s = &session{h: h, key: k, rec: inventory.Record{Session: k, Changed: time.Now().UTC()}}
 		h.sessions[k] = s
 	}
 	return s

@@ -314,6 +314,7 @@ func (s *session) miss(o *schedulerv1.OwnedSession, reason string) {
 		return
 	}
 	if o.GetState() == corev1.State_STATE_ACTIVE && (s.st.Phase == core.Absent || s.st.Phase == "") && !s.st.Slept {
+		s.touched = s.h.lease.now() // told once for this answer of scheduler
 		s.h.report(s.rec, core.Report{What: "exited", Reason: reason})
 	}
 }
