@@ -30,6 +30,8 @@ type Config struct {
 	Policy Policy `yaml:"policy"`
 	// Workers handle events and timers at once.
 	Workers int `yaml:"workers"`
+	// RebuildEvery: how often timers that are missing are armed again.
+	RebuildEvery time.Duration `yaml:"rebuild_every"`
 }
 
 // NewConfig returns the defaults: one plan "default" with the template
@@ -38,7 +40,7 @@ func NewConfig() Config {
 	const gib = 1 << 30
 	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 4 * gib}
 	return Config{
-		Workers: 8,
+		Workers: 8, RebuildEvery: 15 * time.Minute,
 		Policy: Policy{
 			Tiers: []string{"container", "gvisor"},
 			Templates: map[string]Template{
@@ -64,6 +66,9 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if err := cfg.Policy.Validate(); err != nil {
 		return fmt.Errorf("lifecycle: %w", err)
 	}
+	if cfg.RebuildEvery <= 0 {
+		return fmt.Errorf("lifecycle: rebuild_every is %s, it must be more than 0", cfg.RebuildEvery)
+	}
 	s := &service{conn: conn, policy: cfg.Policy, log: log, now: time.Now}
 	micro, err := conn.Serve(ctx, bus.ServiceConfig{Name: "lifecycle", Description: "when, and under what terms"})
 	if err != nil {
@@ -81,7 +86,7 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if ready != nil {
 		ready()
 	}
-	go s.rebuild(ctx)
+	go s.rebuild(ctx, cfg.RebuildEvery)
 	<-ctx.Done()
 	return nil
 }

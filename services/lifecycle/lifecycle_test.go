@@ -18,6 +18,7 @@ import (
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/lifecycle/internal/core"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -39,11 +40,14 @@ type world struct {
 	sleeps   chan *schedulerv1.SleepRequest
 	wakes    chan *schedulerv1.WakeRequest
 	activity chan time.Time
+	deletes  chan *schedulerv1.DeleteRequest
+	verdict  error // scheduler's answer to a delete
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, bus: bustest.Start(t, subjects.Host("h1")),
-		sleeps: make(chan *schedulerv1.SleepRequest, 16), wakes: make(chan *schedulerv1.WakeRequest, 16), activity: make(chan time.Time, 64)}
+		sleeps: make(chan *schedulerv1.SleepRequest, 16), wakes: make(chan *schedulerv1.WakeRequest, 16), activity: make(chan time.Time, 64),
+		deletes: make(chan *schedulerv1.DeleteRequest, 16)}
 	w.scheduler = bustest.Connect(t, w.bus, subjects.Service("scheduler"))
 	micro, err := w.scheduler.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
 	must(t, err)
@@ -67,6 +71,15 @@ func newWorld(t *testing.T) *world {
 	must(t, bus.Handle(micro, "sleep", func(_ context.Context, _ bus.Request, r *schedulerv1.SleepRequest) (*schedulerv1.SleepReply, error) {
 		w.sleeps <- r
 		return &schedulerv1.SleepReply{Session: w.ref(), State: corev1.State_STATE_ASLEEP}, nil
+	}))
+	must(t, bus.Handle(micro, "delete", func(_ context.Context, _ bus.Request, r *schedulerv1.DeleteRequest) (*schedulerv1.DeleteReply, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.deletes <- r
+		if w.verdict != nil {
+			return nil, w.verdict
+		}
+		return &schedulerv1.DeleteReply{Session: w.ref(), State: corev1.State_STATE_ASLEEP}, nil
 	}))
 	host := bustest.Connect(t, w.bus, subjects.Host("h1"))
 	hm, err := host.Serve(t.Context(), bus.ServiceConfig{Name: "host"})
@@ -214,6 +227,108 @@ func TestLostTimersAreRebuilt(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("an active session without a timer stayed awake")
 	}
+}
+
+// TestAnEndThatIsTooEarlyIsAskedForAgain: the warning is sent as a warning,
+// and scheduler's no to the end (too early by its own time, or one end too
+// many) arms the timer anew; nothing is lost and nothing goes to BERTH_DEAD.
+func TestAnEndThatIsTooEarlyIsAskedForAgain(t *testing.T) {
+	w := newWorld(t)
+	keeper, operator := bustest.Connect(t, w.bus, subjects.Keeper()), bustest.Connect(t, w.bus, subjects.Operator())
+	told, err := operator.NATS().SubscribeSync("berth.v1.session.*.*.*")
+	must(t, err)
+	must(t, operator.NATS().Flush())
+	defer w.start(NewConfig())()
+	w.asleep(24 * time.Hour)
+
+	if r := <-w.deletes; !r.GetExpire() || !r.GetWarn() || r.GetRevision() != 7 {
+		t.Errorf("the warning says %v", r)
+	}
+	timer, _ := lastTimer(t, keeper, core.TimerExpire, 0)
+	if left := time.Until(timer.GetDue().AsTime()); left < core.Warning {
+		t.Errorf("the end is %s after the warning", left)
+	}
+	_, seq := lastTimer(t, keeper, core.TimerExpire, 0)
+	self := bustest.Connect(t, w.bus, subjects.Service("lifecycle"))
+	for _, kind := range []errkind.Kind{errkind.Conflict, errkind.Exhausted} {
+		w.mu.Lock()
+		w.verdict = errs.E("scheduler.delete", kind, "", "not yet")
+		w.mu.Unlock()
+		must(t, self.ArmTimer(t.Context(), tenant, session, core.TimerExpire, time.Now(), timer))
+		if r := <-w.deletes; !r.GetExpire() || r.GetWarn() {
+			t.Errorf("the end says %v", r)
+		}
+		var again *lifecyclev1.Timer
+		for again == nil || time.Until(again.GetDue().AsTime()) > 2*core.ExpireRetry || time.Until(again.GetDue().AsTime()) < time.Minute {
+			again, seq = lastTimer(t, keeper, core.TimerExpire, seq)
+		}
+	}
+	w.mu.Lock()
+	w.verdict = nil
+	w.mu.Unlock()
+	must(t, self.ArmTimer(t.Context(), tenant, session, core.TimerExpire, time.Now(), timer))
+	names := ""
+	for !strings.HasSuffix(names, "expire ") {
+		m, err := told.NextMsg(10 * time.Second)
+		must(t, err)
+		names += m.Subject[strings.LastIndexByte(m.Subject, '.')+1:] + " "
+	}
+	if names != "asleep expiring expire " {
+		t.Errorf("the events are %s", names)
+	}
+	if dead, err := operator.ListDead(t.Context(), "lifecycle", 10); err != nil || len(dead) != 0 {
+		t.Errorf("%d timers went to BERTH_DEAD, %v", len(dead), err)
+	}
+}
+
+// TestATimerInBerthDeadIsArmedAgain: an active session whose timer is gone
+// does not stay awake for ever while lifecycle runs on.
+func TestATimerInBerthDeadIsArmedAgain(t *testing.T) {
+	w := newWorld(t)
+	cfg := NewConfig()
+	cfg.RebuildEvery = 200 * time.Millisecond
+	defer w.start(cfg)()
+	w.mu.Lock() // its event was handled long ago, and its timer is gone
+	w.since = time.Now().Add(-time.Hour)
+	w.record = &schedulerv1.SessionRecord{Session: w.ref(), Revision: 3, State: corev1.State_STATE_ACTIVE, Host: "h1",
+		Terms: &corev1.Terms{Idle: durationpb.New(time.Minute)}}
+	w.mu.Unlock()
+	select {
+	case <-w.sleeps:
+	case <-time.After(20 * time.Second):
+		t.Fatal("an active session without a timer stayed awake")
+	}
+}
+
+// asleep puts the session into that state and tells it.
+func (w *world) asleep(retention time.Duration) {
+	w.t.Helper()
+	w.mu.Lock()
+	w.record = &schedulerv1.SessionRecord{Session: w.ref(), Revision: 7, State: corev1.State_STATE_ASLEEP, ChangedAt: timestamppb.Now(),
+		Terms: &corev1.Terms{Retention: durationpb.New(retention)}}
+	w.mu.Unlock()
+	_, err := w.scheduler.Publish(w.t.Context(), subjects.Session(tenant, session, "asleep"), &schedulerv1.Event{
+		Session: w.ref(), Revision: 7, At: timestamppb.Now(), State: corev1.State_STATE_ASLEEP,
+		Detail: &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{Retention: durationpb.New(retention)}}})
+	must(w.t, err)
+}
+
+// lastTimer waits for a set timer of the kind that was stored after seq.
+func lastTimer(t *testing.T, keeper *bus.Conn, kind string, after uint64) (*lifecyclev1.Timer, uint64) {
+	t.Helper()
+	stream, err := keeper.JetStream().Stream(t.Context(), "BERTH_TIMERS")
+	must(t, err)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		m, err := stream.GetLastMsgForSubject(t.Context(), "berth.v1.timer.set."+string(tenant)+"."+string(session)+"."+kind)
+		if err != nil || m.Sequence <= after {
+			continue
+		}
+		out := &lifecyclev1.Timer{}
+		must(t, bus.Decode(m.Data, m.Header.Get(bus.HeaderContentType), out))
+		return out, m.Sequence
+	}
+	t.Fatalf("no timer %s was armed", kind)
+	return nil, 0
 }
 
 // waitForTimer waits until the stream holds the session's timer.

@@ -64,7 +64,7 @@ func (s *service) run(ctx context.Context, cmd core.Command, ev core.Event, t *l
 	case core.Sleep:
 		return s.sleep(ctx, c, t)
 	case core.Expire:
-		return nil, s.expire(ctx, c)
+		return s.expire(ctx, c, ev, t)
 	}
 	return nil, nil
 }
@@ -129,28 +129,44 @@ func (s *service) sleep(ctx context.Context, c core.Sleep, t *lifecyclev1.Timer)
 	return nil, nil
 }
 
-// expire is sent twice: at the warning, which scheduler records and refuses as
-// too early, and at the end. Only scheduler can say yes.
-func (s *service) expire(ctx context.Context, c core.Expire) error {
+// expire is sent at the warning, which scheduler only notes, and at the end.
+// Only scheduler can say yes; a no that may become a yes is asked for again.
+func (s *service) expire(ctx context.Context, c core.Expire, ev core.Event, t *lifecyclev1.Timer) (core.Event, error) {
 	ref := c.Ref
 	_, err := bus.Invoke[*schedulerv1.DeleteReply](ctx, s.conn, "scheduler", "delete", &schedulerv1.DeleteRequest{
-		Tenant: ref.GetTenant(), Session: ref.GetSession(), Expire: true,
+		Tenant: ref.GetTenant(), Session: ref.GetSession(), Expire: true, Warn: c.Warn,
 		Generation: ref.GetGeneration(), Revision: c.Revision})
-	if errs.Is(err, errkind.Refused) || errs.Is(err, errkind.StaleEpoch) || errs.Is(err, errkind.NotFound) {
-		return nil
+	due, _ := ev.(core.TimerDue)
+	told := core.ExpireTold{Timer: t, Record: due.Record, Warn: c.Warn}
+	switch errs.Kind(err) {
+	case errkind.OK:
+	case errkind.Conflict, errkind.Exhausted:
+		told.Verdict = core.Early
+	case errkind.Refused, errkind.StaleEpoch, errkind.NotFound, errkind.Superseded:
+		told.Verdict = core.Moot
+	default:
+		return nil, err
 	}
-	return err
+	if told.Verdict != core.Granted {
+		s.log.Info("a session does not expire now", "session", ref.GetSession(), "warning", c.Warn, "reason", err)
+	}
+	return told, nil
 }
 
-// rebuild arms the timers that are missing, once scheduler answers. It runs at
-// start; a session that changes meanwhile is armed by its event.
-func (s *service) rebuild(ctx context.Context) {
-	for wait := 100 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 10*time.Second) {
-		err := s.rebuildOnce(ctx)
-		if err == nil {
-			return
+// rebuild arms the timers that are missing: at start, once scheduler answers,
+// and again and again, since a timer that was due while its host or scheduler
+// was away for long went to BERTH_DEAD. A session that changes meanwhile is
+// armed by its event.
+func (s *service) rebuild(ctx context.Context, every time.Duration) {
+	const first = 100 * time.Millisecond
+	for retry := first; ctx.Err() == nil; {
+		wait := every
+		if err := s.rebuildOnce(ctx); err != nil {
+			s.log.Debug("rebuilding timers", "error", err)
+			wait, retry = retry, min(2*retry, 10*time.Second)
+		} else {
+			retry = first
 		}
-		s.log.Debug("rebuilding timers", "error", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):

@@ -53,7 +53,28 @@ type SleepRefused struct {
 	Since time.Time
 }
 
-// Found: at start-up scheduler lists a session, and these of its timers exist.
+// ExpireTold: scheduler's answer to Expire.
+type ExpireTold struct {
+	Timer   *lifecyclev1.Timer
+	Record  *schedulerv1.SessionRecord
+	Warn    bool
+	Verdict Verdict
+}
+
+// Verdict is what scheduler says to an Expire.
+type Verdict int
+
+const (
+	// Granted: the warning is noted, or the delete is committed.
+	Granted Verdict = iota
+	// Early: it may be right later: too little of scheduler's own time has
+	// passed since the warning, or too many sessions end at once.
+	Early
+	// Moot: the session is gone, has changed since, or is kept without limit.
+	Moot
+)
+
+// Found: scheduler lists a session, and these of its timers exist.
 type Found struct {
 	Record *schedulerv1.SessionRecord
 	Timers map[string]bool
@@ -64,6 +85,7 @@ func (Scheduled) isEvent()    {}
 func (TimerDue) isEvent()     {}
 func (ActivityTold) isEvent() {}
 func (SleepRefused) isEvent() {}
+func (ExpireTold) isEvent()   {}
 func (Found) isEvent()        {}
 
 // Command is something to do: one of the types below.
@@ -94,11 +116,12 @@ type Sleep struct {
 	Since time.Time
 }
 
-// Expire asks scheduler to delete the session if its retention is over.
-// Warned repeats the warning's record; scheduler counts three days from it.
+// Expire asks scheduler to delete the session if its retention is over; with
+// Warn, only to note that its end was announced, from when it counts the notice.
 type Expire struct {
 	Ref      *corev1.SessionRef
 	Revision uint64
+	Warn     bool
 }
 
 func (Wake) isCommand()        {}
@@ -122,6 +145,8 @@ func Decide(p Policy, ev Event, now time.Time) ([]Command, error) {
 		return onActivity(e, now), nil
 	case SleepRefused:
 		return []Command{rearm(e.Timer, e.Since.Add(e.Timer.GetIdle().AsDuration()), now)}, nil
+	case ExpireTold:
+		return onExpireTold(e, now), nil
 	case Found:
 		return onFound(e, now), nil
 	}
@@ -175,7 +200,9 @@ func onScheduled(ev *schedulerv1.Event) []Command {
 	case *schedulerv1.Event_Renewed:
 		return []Command{idleTimer(ev.GetSession(), ev.GetRevision(), at, d.Renewed.GetIdle().AsDuration())}
 	case *schedulerv1.Event_Asleep:
-		return []Command{warnTimer(ev.GetSession(), ev.GetRevision(), at, d.Asleep.GetRetention().AsDuration())}
+		if retention := d.Asleep.GetRetention().AsDuration(); retention > 0 { // else it is kept without limit
+			return []Command{warnTimer(ev.GetSession(), ev.GetRevision(), at, retention)}
+		}
 	}
 	return nil
 }
@@ -210,22 +237,32 @@ func onDue(e TimerDue, now time.Time) []Command {
 	if r.GetState() != corev1.State_STATE_ASLEEP || r.GetRevision() != t.GetRevision() {
 		return nil
 	}
-	slept := r.GetChangedAt().AsTime()
-	end := slept.Add(t.GetRetention().AsDuration())
-	if t.GetKind() == TimerWarn {
-		// The end is counted from the warning too: a late warning never shortens the notice.
-		if end.Before(now.Add(Warning)) {
-			end = now.Add(Warning)
-		}
-		last := rearm(t, end, now)
-		last.Timer.Kind = TimerExpire
-		return []Command{
-			Expire{Ref: r.GetSession(), Revision: r.GetRevision()},
-			publish("expiring", r, &lifecyclev1.Expiring{Session: r.GetSession(), ExpiresAt: timestamppb.New(end)}), last}
+	if t.GetRetention().AsDuration() <= 0 {
+		return nil
 	}
-	return []Command{
-		publish("expire", r, &lifecyclev1.Expire{Session: r.GetSession(), ExpiredAt: timestamppb.New(now)}),
-		Expire{Ref: r.GetSession(), Revision: r.GetRevision()}}
+	return []Command{Expire{Ref: r.GetSession(), Revision: r.GetRevision(), Warn: t.GetKind() == TimerWarn}}
+}
+
+// onExpireTold goes on from scheduler's answer: nothing is announced that it
+// did not note, and nothing is given up that may be right later.
+func onExpireTold(e ExpireTold, now time.Time) []Command {
+	t, r := e.Timer, e.Record
+	switch {
+	case e.Verdict == Moot:
+		return nil
+	case e.Verdict == Early:
+		return []Command{rearm(t, now.Add(ExpireRetry), now)}
+	case !e.Warn:
+		return []Command{publish("expire", r, &lifecyclev1.Expire{Session: r.GetSession(), ExpiredAt: timestamppb.New(now)})}
+	}
+	// The end is counted from the warning too: a late warning never shortens the notice.
+	end := r.GetChangedAt().AsTime().Add(t.GetRetention().AsDuration())
+	if end.Before(now.Add(Warning)) {
+		end = now.Add(Warning)
+	}
+	last := rearm(t, end.Add(ExpireMargin), now)
+	last.Timer.Kind = TimerExpire
+	return []Command{publish("expiring", r, &lifecyclev1.Expiring{Session: r.GetSession(), ExpiresAt: timestamppb.New(end)}), last}
 }
 
 func onActivity(e ActivityTold, now time.Time) []Command {
@@ -258,7 +295,7 @@ func onFound(e Found, now time.Time) []Command {
 			return []Command{arm}
 		}
 	case corev1.State_STATE_ASLEEP:
-		if !e.Timers[TimerWarn] && !e.Timers[TimerExpire] {
+		if !e.Timers[TimerWarn] && !e.Timers[TimerExpire] && r.GetTerms().GetRetention().AsDuration() > 0 {
 			return []Command{warnTimer(r.GetSession(), r.GetRevision(), r.GetChangedAt().AsTime(), r.GetTerms().GetRetention().AsDuration())}
 		}
 	}

@@ -137,6 +137,9 @@ func readEvent(t *testing.T, verb string, a map[string]string, now time.Time) Ev
 		return ActivityTold{Timer: timer, Record: record, Busy: a["busy"] == "yes", Since: since}
 	case "busy":
 		return SleepRefused{timer, since}
+	case "told":
+		verdict := map[string]Verdict{"granted": Granted, "early": Early, "moot": Moot}[a["verdict"]]
+		return ExpireTold{Timer: timer, Record: record, Warn: a["kind"] == TimerWarn, Verdict: verdict}
 	case "found":
 		return Found{record, map[string]bool{a["timer"]: true}}
 	}
@@ -188,7 +191,7 @@ func render(c Command) string {
 	case Sleep:
 		return fmt.Sprintf("sleep if idle since +%s", c.Since.Sub(epoch0))
 	case Expire:
-		return fmt.Sprintf("expire rev=%d", c.Revision)
+		return fmt.Sprintf("expire rev=%d warn=%t", c.Revision, c.Warn)
 	}
 	return fmt.Sprintf("%T", c)
 }

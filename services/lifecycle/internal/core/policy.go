@@ -22,6 +22,10 @@ const (
 	MaxWait     = 10 * time.Minute
 	// Warning is how long before its end a session's retention is announced.
 	Warning = 72 * time.Hour
+	// ExpireMargin after the announced end scheduler is asked for it: its own time may lag a minute.
+	ExpireMargin = 2 * time.Minute
+	// ExpireRetry is when an end is asked for again that scheduler finds too early, or one too many.
+	ExpireRetry = time.Hour
 )
 
 // Limits of one sandbox; see berth.core.v1.Limits for the units.
