@@ -38,7 +38,7 @@ func (x *exchange) callLifecycle(ctx context.Context) ([]core.Command, error) {
 		}
 		x.opened = reply
 		x.inner(reply.GetWake().GetTiming(), began)
-		return x.decide(ctx, core.Awake{Session: reply.GetWake().GetSession()})
+		return x.decide(ctx, core.Awake{Session: reply.GetWake().GetSession(), State: reply.GetWake().GetState()})
 	case core.Close:
 		reply, err := bus.Invoke[*lifecyclev1.CloseReply](ctx, x.conn, "lifecycle", "close", &lifecyclev1.CloseRequest{Verified: v})
 		if err != nil {

@@ -230,6 +230,34 @@ func TestReplayWithAnotherReplySubjectGetsNothingUsable(t *testing.T) {
 	}
 }
 
+// TestReplayAfterTheSessionMovedOnMintsNothing: the stored outcome of an open
+// comes with no grant once the session is not active any more, by either door.
+func TestReplayAfterTheSessionMovedOnMintsNothing(t *testing.T) {
+	w := newWorld(t)
+	r := w.request(t, "open", &identityv1.OpenRequest{})
+	opened(t, w.direct(t, w.front, r))
+	for _, state := range []corev1.State{corev1.State_STATE_ASLEEP, corev1.State_STATE_SLEEPING, corev1.State_STATE_FAILED,
+		corev1.State_STATE_DELETING, corev1.State_STATE_DELETED, corev1.State_STATE_UNSPECIFIED} {
+		w.mu.Lock()
+		w.state = state
+		w.mu.Unlock()
+		again := w.request(t, "open", &identityv1.OpenRequest{}) // the same id and body, other keys
+		again.env.RequestId = r.env.GetRequestId()
+		w.seen()
+		for door, data := range map[string][]byte{"direct": w.directRaw(t, w.front, "open", again.encode(t, w), bus.Protobuf),
+			"durable": w.durable(t, w.front, "open", again.encode(t, w), bus.Protobuf)} {
+			if f := again.open(t, data).GetFailure(); f.GetKind() != "superseded" || f.GetReason() == "" {
+				t.Errorf("%s, %s door: %v", state, door, f)
+			}
+		}
+		for _, c := range w.seen() {
+			if _, minted := c.(*credentialsv1.MintRequest); minted {
+				t.Errorf("%s: a grant was minted", state)
+			}
+		}
+	}
+}
+
 func TestForeignReplySubjectIsIgnoredAndRecorded(t *testing.T) {
 	w := newWorld(t)
 	records, err := w.operator.NATS().SubscribeSync("berth.v1.audit.*.*.*")

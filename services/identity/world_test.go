@@ -45,13 +45,14 @@ type world struct {
 	calls  []proto.Message // what reached lifecycle and credentials
 	fail   error           // what lifecycle.open answers, while set
 	minted map[string]*credentialsv1.MintRequest
+	state  corev1.State // of the session, as lifecycle.open tells it
 }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	acme, mobile, globex := subjects.Frontend("acme", "web"), subjects.Frontend("acme", "mobile"), subjects.Frontend("globex", "web")
 	e := bustest.Start(t, acme, mobile, globex)
-	w := &world{bus: e, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{},
+	w := &world{bus: e, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
 		front: bustest.Connect(t, e, acme), other: bustest.Connect(t, e, mobile), globex: bustest.Connect(t, e, globex),
 		operator: bustest.Connect(t, e, subjects.Operator())}
 	var err error
@@ -143,8 +144,10 @@ func (w *world) fakes(t testing.TB) {
 		if err := w.failing(); err != nil {
 			return nil, err
 		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		return &lifecyclev1.OpenReply{Terms: terms, Wake: &schedulerv1.WakeReply{Session: ref(r.GetVerified()), Origin: corev1.Origin_ORIGIN_CREATED,
-			Host: "h1", HostKey: w.creds.Public(), Timing: &corev1.Timing{Steps: []*corev1.Step{{Name: "scheduler.apply", Took: durationpb.New(time.Millisecond)}}}}}, nil
+			State: w.state, Host: "h1", HostKey: w.creds.Public(), Timing: &corev1.Timing{Steps: []*corev1.Step{{Name: "scheduler.apply", Took: durationpb.New(time.Millisecond)}}}}}, nil
 	}))
 	must(t, bus.Handle(l, "close", func(_ context.Context, _ bus.Request, r *lifecyclev1.CloseRequest) (*lifecyclev1.CloseReply, error) {
 		w.note(r)

@@ -167,6 +167,29 @@ func TestStuckStates(t *testing.T) {
 	w.events(1, "admitted placed active asleep deleted")
 }
 
+// TestReplayedOpenNamesTheSessionAsItIs: the stored outcome of an open comes
+// with the state of now, and not at all once another open placed it anew.
+func TestReplayedOpenNamesTheSessionAsItIs(t *testing.T) {
+	w := newWorld(t, nil)
+	newFakeHost(t, w, "b1").join(t)
+	must[wakeReply](t)(w.open(1, "r1"))
+	_, err := w.close(1, "r2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.become(1, corev1.State_STATE_ASLEEP)
+	if r := must[wakeReply](t)(w.open(1, "r1")); !r.GetReplayed() || r.GetState() != corev1.State_STATE_ASLEEP {
+		t.Errorf("asleep: %v", r)
+	}
+	must[wakeReply](t)(w.open(1, "r3"))
+	if r, err := w.open(1, "r1"); !errs.Is(err, errkind.Superseded) {
+		t.Errorf("placed anew: %v, %v", r, err)
+	}
+	if r := must[wakeReply](t)(w.open(1, "r3")); !r.GetReplayed() || r.GetState() != corev1.State_STATE_ACTIVE {
+		t.Errorf("active: %v", r)
+	}
+}
+
 func TestDeleteFromEveryState(t *testing.T) {
 	w := newWorld(t, nil)
 	h := newFakeHost(t, w, "b1")

@@ -70,6 +70,7 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 		Origin:  rec.Origin, RestoredAsOf: protoTime(rec.RestoredAsOf), Host: rec.Host.String(),
 		Replayed: replayed, State: core.Deleted,
 	}
+	moved := false
 	l.rep.View(func(st *core.State) {
 		if h := st.Host(rec.Host); h != nil {
 			reply.HostKey = h.Key
@@ -78,16 +79,23 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 		if s == nil || s.Generation != rec.Generation {
 			return
 		}
+		if moved = s.Epoch != rec.Epoch; moved {
+			return
+		}
 		reply.State, reply.Terms, reply.ImageDigest = s.State, protoTerms(s.Terms), s.ImageDigest
 		switch {
 		case rec.Origin == corev1.Origin_ORIGIN_JOINED:
 			reply.Timing = protoTiming(core.Timing{Total: time.Since(at), Steps: []core.Step{{Name: "scheduler.apply_renewed", Took: time.Since(at)}}})
-		case s.Epoch == rec.Epoch && replayed:
+		case replayed:
 			reply.Timing = protoTiming(s.LastWake)
-		case s.Epoch == rec.Epoch:
+		default:
 			reply.Timing = protoTiming(answered(s.LastWake, time.Since(at)))
 		}
 	})
+	if moved {
+		return nil, errs.E(op, errkind.Superseded, rec.Session.String(),
+			"this request opened the session before, and it was placed anew since; open it again with a new request id")
+	}
 	return reply, nil
 }
 

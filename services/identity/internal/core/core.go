@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
@@ -121,8 +122,12 @@ type TokenBad struct {
 	Reason string
 }
 
-// Awake: lifecycle opened the session.
-type Awake struct{ Session *corev1.SessionRef }
+// Awake: lifecycle opened the session. State is the session's own now: other
+// than active when the answer is the stored one of an earlier request.
+type Awake struct {
+	Session *corev1.SessionRef
+	State   corev1.State
+}
 
 func (Asked) event()     {}
 func (TokenGood) event() {}
@@ -176,7 +181,7 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 	case TokenBad:
 		err = refuse(e.Kind, "%s", e.Reason)
 	case Awake:
-		cmds, err = awake(s, e.Session)
+		cmds, err = awake(s, e)
 	default:
 		err = refuse(errkind.Internal, "unknown event %T", ev)
 	}
@@ -306,12 +311,19 @@ func timely(tok Token, stored time.Time) (live bool, err error) {
 	return true, nil
 }
 
-func awake(s State, ref *corev1.SessionRef) ([]Command, error) {
+// awake lets a grant be minted for a session that is active, and only then: a
+// replay may come long after its session slept, failed or was deleted.
+func awake(s State, e Awake) ([]Command, error) {
+	ref := e.Session
 	if ref.GetTenant() != s.Verified.GetActor().GetTenant() || !slices.Contains(s.Verified.GetKeys(), ref.GetSession()) {
 		return nil, refuse(errkind.Internal, "another session was opened than the one asked for")
 	}
 	if ref.GetGeneration().GetIndex() == 0 || ref.GetEpoch().GetIndex() == 0 {
 		return nil, refuse(errkind.Internal, "the session was opened without a generation or an epoch")
+	}
+	if e.State != corev1.State_STATE_ACTIVE {
+		return nil, refuse(errkind.Superseded, "this request opened the session before, and it is not active any more (%s); open it again with a new request id",
+			strings.ToLower(strings.TrimPrefix(e.State.String(), "STATE_")))
 	}
 	return []Command{Mint{ref}}, nil
 }

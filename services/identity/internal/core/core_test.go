@@ -126,7 +126,7 @@ func request(t *testing.T, line string) string {
 	if fields[0] == Open && s.Verified != nil {
 		ref := &corev1.SessionRef{Tenant: w.or("opened-tenant", "acme"), Session: w.or("opened", s.Verified.GetKeys()[0]),
 			Generation: &corev1.Stamp{Incarnation: 1, Index: 10}, Epoch: &corev1.Stamp{Incarnation: 1, Index: uint64(w.num("opened-epoch", 12))}}
-		_, more = play(t, s, Awake{ref}, now)
+		_, more = play(t, s, Awake{ref, corev1.State(corev1.State_value["STATE_"+strings.ToUpper(w.or("state", "active"))])}, now)
 		out += more
 	}
 	return out
