@@ -48,7 +48,7 @@ func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Dri
 }
 
 func openNull(_ context.Context, c Config, _ *slog.Logger) (driver.Driver, error) {
-	return null.Open(null.Config{Dir: filepath.Join(c.Dir, "sandboxes")})
+	return null.Open(null.Config{Dir: filepath.Join(c.Dir, "sandboxes"), Bare: true})
 }
 
 // offered are the tiers that are configured and that the driver proved; none is a refusal.

@@ -31,6 +31,7 @@ type Guest func(ctx context.Context, in io.Reader, out io.Writer) uint32
 type World struct {
 	mu    sync.Mutex
 	boxes map[ids.SandboxID]*box
+	of    map[ids.SessionKey]ids.SandboxID
 	news  map[chan driver.Event]bool
 }
 
@@ -42,6 +43,8 @@ type Config struct {
 	World *World
 	// Guest of every sandbox; nil returns everything that it reads.
 	Guest Guest
+	// Bare sandboxes have no guest and no pipes: only their records exist.
+	Bare bool
 }
 
 // Driver implements driver.Driver, Watcher and Meter.
@@ -49,6 +52,7 @@ type Driver struct {
 	dir   string
 	world *World
 	guest Guest
+	bare  bool
 }
 
 var (
@@ -72,14 +76,15 @@ func Open(cfg Config) (*Driver, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, errs.E("open null driver", errkind.Internal, cfg.Dir, err)
 	}
-	d := &Driver{dir: cfg.Dir, world: cfg.World, guest: cfg.Guest}
+	d := &Driver{dir: cfg.Dir, world: cfg.World, guest: cfg.Guest, bare: cfg.Bare}
 	if d.world == nil {
 		d.world = &World{}
 	}
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
 	if d.world.boxes == nil {
-		d.world.boxes, d.world.news = map[ids.SandboxID]*box{}, map[chan driver.Event]bool{}
+		d.world.boxes, d.world.of = map[ids.SandboxID]*box{}, map[ids.SessionKey]ids.SandboxID{}
+		d.world.news = map[chan driver.Event]bool{}
 	}
 	if d.guest == nil {
 		d.guest = echo
@@ -115,16 +120,24 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		}
 		d.world.remove(id)
 	}
-	for _, b := range d.world.boxes {
-		if b.sb.Session == spec.Session {
-			return driver.Sandbox{}, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here", b.sb.Epoch)
+	if other, ok := d.world.of[spec.Session]; ok {
+		return driver.Sandbox{}, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here", d.world.boxes[other].sb.Epoch)
+	}
+	b := &box{done: make(chan struct{}), cancel: func() {}}
+	b.sb = driver.Sandbox{ID: id, Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier}
+	if !d.bare {
+		if err := d.startGuest(ctx, b); err != nil {
+			return driver.Sandbox{}, err
 		}
 	}
-	b := &box{dir: filepath.Join(d.dir, string(id)), done: make(chan struct{})}
-	b.sb = driver.Sandbox{
-		ID: id, Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier,
-		Channel: driver.Channel{Stdin: filepath.Join(b.dir, "stdin"), Stdout: filepath.Join(b.dir, "stdout")},
-	}
+	d.world.boxes[id], d.world.of[spec.Session] = b, id
+	return b.sb, nil
+}
+
+// startGuest makes the pipes and runs the guest behind them.
+func (d *Driver) startGuest(ctx context.Context, b *box) error {
+	b.dir = filepath.Join(d.dir, string(b.sb.ID))
+	b.sb.Channel = driver.Channel{Stdin: filepath.Join(b.dir, "stdin"), Stdout: filepath.Join(b.dir, "stdout")}
 	var in, out *os.File
 	times, err := steps.Runner{}.Run(ctx, steps.Table{{{
 		Name: "sandbox.start",
@@ -132,15 +145,13 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		Undo: func(context.Context) error { return os.RemoveAll(b.dir) },
 	}}})
 	if err != nil {
-		return driver.Sandbox{}, errs.E(op, errkind.Internal, string(id), err)
+		return errs.E("create sandbox", errkind.Internal, string(b.sb.ID), err)
 	}
 	guestCtx, cancel := context.WithCancel(context.Background())
 	b.cancel = func() { cancel(); _ = in.Close(); _ = out.Close() }
-	d.world.boxes[id] = b
+	b.sb.Steps = times
 	go d.run(guestCtx, b, in, out)
-	sb := b.sb
-	sb.Steps = times
-	return sb, nil
+	return nil
 }
 
 // open makes the pipes. Both are held open for both directions, so that no end of them is ever seen
@@ -200,8 +211,11 @@ func (w *World) remove(id ids.SandboxID) {
 		return
 	}
 	delete(w.boxes, id)
+	delete(w.of, b.sb.Session)
 	b.cancel()
-	_ = os.RemoveAll(b.dir)
+	if b.dir != "" {
+		_ = os.RemoveAll(b.dir)
+	}
 }
 
 // Stop implements driver.Driver.
