@@ -19,7 +19,7 @@ func main() {
 	out := flag.String("out", "bench/open.json", "file for the results")
 	bin := flag.String("bin", "bin/berth", "the berth program")
 	seconds := flag.Int("seconds", 60, "length of the throughput run")
-	only := flag.String("only", "control,sandbox", "parts to run")
+	only := flag.String("only", "control,sandbox", "parts to run; exec: of sandbox, only the execs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -50,8 +50,8 @@ func (b *bench) run(ctx context.Context, only string) error {
 			return fmt.Errorf("control plane: %w", err)
 		}
 	}
-	if strings.Contains(only, "sandbox") {
-		if err := b.sandboxes(ctx); err != nil {
+	if all := strings.Contains(only, "sandbox"); all || strings.Contains(only, "exec") {
+		if err := b.sandboxes(ctx, !all); err != nil {
 			return fmt.Errorf("sandboxes: %w", err)
 		}
 	}

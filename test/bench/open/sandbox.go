@@ -18,6 +18,8 @@ const (
 	coldRounds = 9
 	execRounds = 200
 	execWarm   = 20
+	execBlocks = 10 // in which our rounds and the peer's take turns
+	peerRounds = 50
 )
 
 // tier is one isolation tier, the template that has it and its aims.
@@ -29,7 +31,7 @@ type tier struct {
 var tiers = []tier{{"container", "container", 15}, {"gvisor", "default", 4}}
 
 // sandboxes measures real ones beside a plain containerd with the same parts.
-func (b *bench) sandboxes(ctx context.Context) error {
+func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 	peer, err := startPeer(ctx)
 	if err != nil {
 		return err
@@ -56,12 +58,17 @@ func (b *bench) sandboxes(ctx context.Context) error {
 	defer client.Close()
 	before := residue.Take()
 	for _, t := range tiers {
-		if err := b.coldAndResume(ctx, client, peer, t); err != nil {
-			return fmt.Errorf("%s: %w", t.name, err)
+		if !execOnly {
+			if err := b.coldAndResume(ctx, client, peer, t); err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
 		}
 		if err := b.execs(ctx, client, peer, t); err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
 		}
+	}
+	if execOnly {
+		return nil
 	}
 	return b.asleep(ctx, client, before)
 }
@@ -137,23 +144,35 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
+// execs alternates blocks of our execs and of the peer's, so that both see the
+// same machine.
 func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tier) error {
 	note("exec of true in a live session, %s, %d rounds", t.name, execRounds)
 	s, err := client.Open(ctx, sdk.OpenOptions{Name: "exec", Template: t.template})
 	if err != nil {
 		return err
 	}
-	var took []time.Duration
-	for i := range execWarm + execRounds {
-		began := time.Now()
-		if err := s.Run(ctx, sdk.Command("true")); err != nil {
-			return err
-		}
-		if i >= execWarm {
-			took = append(took, time.Since(began))
-		}
+	if _, err := runTrue(ctx, s, execWarm); err != nil {
+		return err
 	}
-	plain, err := peer.execs(ctx, t.name, execRounds/4)
+	var took, plain []time.Duration
+	err = peer.execs(ctx, t.name, func(one func() (time.Duration, error)) error {
+		for range execBlocks {
+			ours, err := runTrue(ctx, s, execRounds/execBlocks)
+			if err != nil {
+				return err
+			}
+			took = append(took, ours...)
+			for range peerRounds / execBlocks {
+				d, err := one()
+				if err != nil {
+					return err
+				}
+				plain = append(plain, d)
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
@@ -162,6 +181,18 @@ func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tie
 	b.set.Add(figures.Result{Name: "exec of true, " + t.name + ", p99", Value: figures.Quantile(took, 0.99), Unit: "ms",
 		Floor: figures.Quantile(plain, 0.99), FloorOf: "task exec through containerd's client (a peer)"}, figures.None)
 	return s.Delete(ctx)
+}
+
+// runTrue times n execs of true in a session, one after the other.
+func runTrue(ctx context.Context, s *sdk.Session, n int) (took []time.Duration, err error) {
+	for range n {
+		began := time.Now()
+		if err := s.Run(ctx, sdk.Command("true")); err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(began))
+	}
+	return took, nil
 }
 
 // asleep counts what sleeping sessions cost beside what berth up itself has.
