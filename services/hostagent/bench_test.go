@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 )
 
@@ -74,6 +75,15 @@ func TestExecTrueThroughTheBus(t *testing.T) {
 		exit, through = append(exit, end.Sub(opened)), append(through, end.Sub(start))
 		direct = append(direct, timeDirect(t, s, fmt.Sprintf("d%d", i)))
 	}
+	var info []time.Duration
+	for range n {
+		o := c.prepare(&boxv1.Operation{Op: &boxv1.Operation_Info{Info: &boxv1.Info{}}}, nil)
+		start := time.Now()
+		_, err := c.send(o)
+		must(t, err)
+		info = append(info, time.Since(start))
+	}
+	t.Logf("a call that needs no guest (two ways over the bus, seals, grant, proof, nonce): p50 %s", median(info))
 	t.Logf("exec of true, p50: %s through the bus (client seals %s, answer %s, exit %s), %s at the guest alone",
 		median(through), median(prepare), median(answer), median(exit), median(direct))
 }

@@ -64,12 +64,6 @@ func TestOpeningsThatMustBeRefused(t *testing.T) {
 	refused("not sealed to this host", "unauthenticated", opening{raw: []byte("\x0a\x05hello"), reply: c.prepare(op, nil).reply}, c)
 	refused("not a request", "invalid", opening{raw: []byte("\xff\xff"), reply: c.prepare(op, nil).reply}, c)
 
-	once := c.prepare(op, nil)
-	if _, err := c.send(once); err != nil {
-		t.Fatal(err)
-	}
-	refused("a replayed opening", "unauthenticated", once, c)
-
 	// A frontend that got hold of grant and proof key has another inbox.
 	foreign := *c
 	foreign.me = subjects.Frontend("acme", "other")
@@ -78,12 +72,40 @@ func TestOpeningsThatMustBeRefused(t *testing.T) {
 	spy.grant, spy.proof = c.grant, c.proof
 	refused("an answer into another frontend's inbox", "denied", c.prepare(op, nil), spy)
 
-	r.creds.mu.Lock()
+	s := c.mustOpen(&boxv1.Operation{Op: &boxv1.Operation_ListExecs{ListExecs: &boxv1.ListExecs{}}})
+	if n := len(s.reply.GetResult().GetExecs()); n != 0 {
+		t.Errorf("%d execs were started", n)
+	}
+}
+
+// TestAReplayedOpeningIsRefused: the very same bytes open one stream, whoever sends them again.
+func TestAReplayedOpeningIsRefused(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	r.start()
+	one := ref("ann", 5, 6)
+	r.mustWake(one, nil)
+	c := r.client(one)
+	once := c.prepare(execOp("x1", "true"), nil)
+	if _, err := c.send(once); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := c.send(once); kindIn(err) != "unauthenticated" {
+			t.Errorf("a replayed opening: %v", err)
+		}
+	}
+}
+
+// TestRevokedGrantsOpenNothing: with the first key set that says so, at the latest.
+func TestRevokedGrantsOpenNothing(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	one := ref("ann", 5, 6)
 	r.creds.revoked = append(r.creds.revoked, &credentialsv1.RevokedGeneration{
 		Tenant: "acme", Session: one.GetSession(), Generation: one.GetGeneration(), Until: timestamppb.New(time.Now().Add(time.Hour))})
-	r.creds.mu.Unlock()
-	if drv := r.drv.(*procs); drv.count() != 2 {
-		t.Errorf("%d sandboxes", drv.count())
+	r.start()
+	r.mustWake(one, nil)
+	if _, err := r.client(one).open(execOp("x1", "true")); kindIn(err) != "superseded" {
+		t.Errorf("a revoked grant: %v", err)
 	}
 }
 

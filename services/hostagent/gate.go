@@ -84,6 +84,9 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 // Place is the text of session.json.
 func (g *gate) Place() string { return string(g.sb.place) }
 
+// OutOfMemory reports whether a process of the sandbox was ended for memory a moment ago.
+func (g *gate) OutOfMemory() bool { return g.s.h.hadOOM(g.sb.ID) }
+
 // serve opens the data plane of a sandbox and looks after its channel. running are execs that the
 // guest runs already.
 func (s *session) serve(sb *sandbox, running []string) error {

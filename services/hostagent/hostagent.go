@@ -107,7 +107,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.openDisks(ctx, load); err != nil {
 		return h, err
 	}
-	h.box = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log})
+	h.box = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log, Ended: h.meters.stream})
 	return h, nil
 }
 
@@ -210,6 +210,10 @@ func (h *host) begin(ctx context.Context) error {
 	h.ops.Go(func() { h.keepLease(ctx) })
 	if err := h.persist(ctx, func(ctx context.Context) error { return h.recover(ctx, own) }); err != nil {
 		return err
+	}
+	// What was subscribed to must have reached the bus before anybody is told that this host is ready.
+	if err := h.conn.NATS().FlushTimeout(callTime); err != nil {
+		h.log.Warn("the bus is not reachable at this moment", "error", err)
 	}
 	h.ops.Go(func() {
 		if err := h.sweep(ctx, own); err != nil && ctx.Err() == nil {

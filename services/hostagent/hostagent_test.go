@@ -32,11 +32,7 @@ func TestWakeWorkSleepResumeDelete(t *testing.T) {
 	if reply.GetOrigin() != corev1.Origin_ORIGIN_CREATED {
 		t.Errorf("origin %s", reply.GetOrigin())
 	}
-	var names []string
-	for _, s := range reply.GetTiming().GetSteps() {
-		names = append(names, s.GetName())
-	}
-	if got := strings.Join(names, " "); !strings.Contains(got, "host.disk.attach") || !strings.Contains(got, "host.driver.create") || !strings.Contains(got, "host.guest.hello") {
+	if got := stepNames(reply.GetTiming()); !strings.Contains(got, "host.disk.attach") || !strings.Contains(got, "host.driver.create") || !strings.Contains(got, "host.guest.hello") {
 		t.Errorf("steps %s", got)
 	}
 	again := r.mustWake(one, nil)
@@ -84,6 +80,14 @@ func TestWakeWorkSleepResumeDelete(t *testing.T) {
 	if drv.count() != 0 || len(inv.Disks) != 0 {
 		t.Errorf("left after the delete: %d sandboxes, %d disks", drv.count(), len(inv.Disks))
 	}
+}
+
+func stepNames(t *corev1.Timing) string {
+	var names []string
+	for _, s := range t.GetSteps() {
+		names = append(names, s.GetName())
+	}
+	return strings.Join(names, " ")
 }
 
 // TestAnOldDiskIsNeverReplacedByAFreshOne: a wake that cannot have the newest disk is refused.

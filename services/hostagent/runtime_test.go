@@ -120,19 +120,7 @@ func lifeOf(t *testing.T, r *rig, tier corev1.Tier) {
 	if m := cp.reply.GetResult().GetManifest(); m.GetId() == "" || r.sched.head(one) != m.GetId() {
 		t.Errorf("checkpoint %v", m)
 	}
-	times := make([]time.Duration, 100)
-	for i := range times {
-		start := time.Now()
-		c.exec(fmt.Sprintf("t%d", i), "/bin/true")
-		times[i] = time.Since(start)
-	}
-	s := r.run.h.session(key("ann"))
-	direct := make([]time.Duration, 100)
-	for i := range direct {
-		direct[i] = timeDirect(t, s, fmt.Sprintf("d%d", i))
-	}
-	t.Logf("exec of true p50: %s through the bus, %s at the guest alone", median(times), median(direct))
-
+	timeExecs(t, r, c)
 	st := c.mustOpen(execOp("long", "sh", "-c", "echo before; sleep 4; echo after"))
 	if f, err := st.recv(10 * time.Second); err != nil || string(f.GetData().GetData()) != "before\n" {
 		t.Fatalf("%v %v", f, err)
@@ -167,6 +155,21 @@ func lifeOf(t *testing.T, r *rig, tier corev1.Tier) {
 	if len(left) != 0 {
 		t.Errorf("%d run folders are left", len(left))
 	}
+}
+
+func timeExecs(t *testing.T, r *rig, c *client) {
+	times := make([]time.Duration, 100)
+	for i := range times {
+		start := time.Now()
+		c.exec(fmt.Sprintf("t%d", i), "/bin/true")
+		times[i] = time.Since(start)
+	}
+	s := r.run.h.session(key("ann"))
+	direct := make([]time.Duration, 100)
+	for i := range direct {
+		direct[i] = timeDirect(t, s, fmt.Sprintf("d%d", i))
+	}
+	t.Logf("exec of true p50: %s through the bus, %s at the guest alone", median(times), median(direct))
 }
 
 // killedFromOutside kills the sandbox's first process and wakes it again with its newest files.

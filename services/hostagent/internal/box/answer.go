@@ -48,16 +48,23 @@ type ahead struct {
 	done   chan struct{}
 }
 
-func windowOf(input bool) uint32 {
-	if input {
-		return MaxCredit
+// window is what a client may send ahead on a new stream. A session with many streams gets less for
+// each, so that one session cannot fill the host's memory.
+func (b *Box) window(input bool) uint32 {
+	if !input {
+		return 0
 	}
-	return 0
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.streams) > fewStreams {
+		return MaxChunk
+	}
+	return MaxCredit
 }
 
 func (b *Box) sealAhead(key string, input bool) *ahead {
 	a := &ahead{stream: ids.NewStreamID(), done: make(chan struct{})}
-	a.reply = &boxv1.OpenReply{Stream: a.stream.String(), Credit: windowOf(input)}
+	a.reply = &boxv1.OpenReply{Stream: a.stream.String(), Credit: b.window(input)}
 	go func() {
 		defer close(a.done)
 		a.raw, a.err = sealReply(key, a.reply)

@@ -38,7 +38,8 @@ const (
 	maxOpening   = 128 << 10 // an opening as it is on the bus
 	maxFrame     = MaxChunk + 4096
 	maxStreams   = 256 // of one session
-	maxOpenings  = 32  // of one session at once
+	fewStreams   = 16  // have the whole credit each, more have less
+	maxOpenings  = 128 // of one session at once
 	maxArgs      = 4096
 	maxText      = 96 << 10 // argv and environment together
 	maxPath      = 4096

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"syscall"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -214,7 +215,7 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStre
 	if info.Existing || info.Exit != nil {
 		result = &boxv1.Result{Execs: []*boxv1.ExecInfo{execInfo(info)}}
 	}
-	window := windowOf(info.StdinOpen)
+	window := b.window(info.StdinOpen)
 	st, err := b.begin(ctx, c, window, result)
 	if err != nil {
 		b.letGo(e, key, err)
@@ -271,7 +272,9 @@ func (b *Box) output(st *stream, e *hostend.ExecStream) error {
 		}
 		switch {
 		case o.Exit != nil:
-			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Exit{Exit: exit(o.Exit)}})
+			x := exit(o.Exit)
+			x.Oom = o.Exit.Signal == int(syscall.SIGKILL) && b.gate.OutOfMemory()
+			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Exit{Exit: x}})
 		case o.Data != nil:
 			err = st.data(channel(o.Stream), o.Offset, o.Data)
 		case o.Gap > 0:

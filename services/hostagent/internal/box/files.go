@@ -83,7 +83,7 @@ func (b *Box) writeFile(ctx context.Context, c *call, p *boxv1.WriteFile) error 
 		m &= 0o7777
 		opts.Mode = &m
 	}
-	st, err := b.begin(ctx, c, MaxCredit, nil)
+	st, err := b.begin(ctx, c, b.window(true), nil)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/attribute"
@@ -37,7 +38,9 @@ func (b *Box) handle(m *nats.Msg) {
 	}
 	c.counted = true
 	span.SetAttributes(attribute.String("berth.op", opName(op)))
+	began := time.Now()
 	err = b.run(ctx, c, op)
+	b.srv.cfg.Ended(opName(op), time.Since(began), err)
 	c.settled()
 	if err != nil && !c.answered {
 		err = errors.Join(err, b.answer(c.reply, c.replyKey, &boxv1.OpenReply{Failure: failure(err)}))

@@ -26,7 +26,7 @@ type Bus interface {
 	Subscribe(subject string, handler nats.MsgHandler) (*nats.Subscription, error)
 }
 
-// Config of a server. All fields but Log are needed.
+// Config of a server. All fields but Log and Ended are needed.
 type Config struct {
 	Bus  Bus
 	Host ids.Host
@@ -35,6 +35,8 @@ type Config struct {
 	// Grants finds the keys that a grant is checked with.
 	Grants *grant.Cache
 	Log    *slog.Logger
+	// Ended is told of every operation that was admitted, for metrics.
+	Ended func(op string, took time.Duration, err error)
 }
 
 // Server serves the data plane of all sessions that are awake on the host.
@@ -59,6 +61,9 @@ const (
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Ended == nil {
+		cfg.Ended = func(string, time.Duration, error) {}
 	}
 	s := &Server{
 		cfg: cfg, replay: grant.NewReplay(maxNonces, maxNoncesSession),
