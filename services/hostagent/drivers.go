@@ -43,6 +43,13 @@ func containerdConfig(c Config, log *slog.Logger) containerd.Config {
 	return d
 }
 
+// Marks are the words of which every process, mount, cgroup and loop device of this host's
+// sandboxes names one, so that they are told from another installation's on the same machine.
+func (c Config) Marks() []string {
+	d := containerdConfig(c, nil)
+	return []string{c.Dir, d.Run, d.Cgroup}
+}
+
 func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Driver, error) {
 	return containerd.Open(ctx, containerdConfig(c, log))
 }

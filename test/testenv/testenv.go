@@ -27,6 +27,8 @@ type Env struct {
 	Bin  string
 	Dir  string
 	Args []string
+	// marks of this installation, kept after its process has ended.
+	marks []string
 	*upproc.Process
 }
 
@@ -43,15 +45,14 @@ func Start(t *testing.T, args ...string) *Env {
 func Prepare(t *testing.T, args ...string) *Env {
 	t.Helper()
 	need(t)
-	before := residue.Take()
 	dir, err := os.MkdirTemp("", "berth-e2e-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args}
+	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, marks: []string{dir}}
 	t.Cleanup(func() {
 		e.Down()
-		if left := residue.Take().Since(before); !left.Empty() {
+		if left := residue.Take().About(e.marks...); !left.Empty() {
 			t.Errorf("left on the host: %s", left)
 		}
 		if t.Failed() {
@@ -106,7 +107,7 @@ func (e *Env) Up() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.Process = p
+	e.Process, e.marks = p, p.Marks
 }
 
 // Down stops it in order; what was killed before is started once more, so that

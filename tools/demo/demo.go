@@ -32,19 +32,17 @@ type demo struct {
 	dir      string
 	up       *upproc.Process
 	before   residue.Residue // of the host with berth up and no session
+	marks    []string        // of this installation
 	users    []*user
 	timeline []string
 	events   *eventLog
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
-	clean := residue.Take()
+	defer d.end()
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		d.end(clean)
-	}()
 	for _, step := range []func(context.Context) error{
 		d.openBoth, d.workBoth, d.lookAtEachOther, d.fallAsleep, d.nothingLeft, d.wakeBoth, d.deleteOne,
 	} {
@@ -68,7 +66,7 @@ func (d *demo) begin(ctx context.Context) error {
 		return err
 	}
 	d.took("berth up until ready", time.Since(began))
-	d.before = residue.Take()
+	d.marks, d.before = d.up.Marks, residue.Take()
 	if d.events, err = followEvents(ctx, d.up.ClientFile("operator")); err != nil {
 		return err
 	}
@@ -84,7 +82,7 @@ func (d *demo) begin(ctx context.Context) error {
 }
 
 // end stops everything and checks that the host is as it was.
-func (d *demo) end(clean residue.Residue) {
+func (d *demo) end() {
 	if d.events != nil {
 		d.timeline = d.events.stop()
 	}
@@ -96,9 +94,9 @@ func (d *demo) end(clean residue.Residue) {
 		err := d.up.Stop()
 		d.took("berth up until stopped", time.Since(began))
 		d.check("berth up stopped by itself", err == nil, errText(err, "exit 0"))
+		left := residue.Take().About(d.marks...)
+		d.check("the machine is as it was", left.Empty(), left.String())
 	}
-	left := residue.Take().Since(clean)
-	d.check("the machine is as it was", left.Empty(), left.String())
 	if d.keep {
 		d.say("kept %s", d.dir)
 		return
@@ -138,7 +136,7 @@ func (d *demo) openBoth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	awake := residue.Take().Since(d.before)
+	awake := residue.Take().Since(d.before).About(d.marks...)
 	d.check("while awake they have processes and mounts (the check can fail)", len(awake.Processes) > 0 && len(awake.Mounts) > 0,
 		fmt.Sprintf("%d processes, %d mounts, %d cgroups, %d loop devices", len(awake.Processes), len(awake.Mounts), len(awake.Cgroups), len(awake.Loops)))
 	a, b := d.users[0].session, d.users[1].session
@@ -165,7 +163,7 @@ func (d *demo) fallAsleep(ctx context.Context) error {
 }
 
 func (d *demo) nothingLeft(context.Context) error {
-	left := residue.Take().Since(d.before)
+	left := residue.Take().Since(d.before).About(d.marks...)
 	d.check("no process, container, mount, cgroup or memory of the two is left", left.Empty(), left.String())
 	return nil
 }

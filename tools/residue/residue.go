@@ -37,10 +37,20 @@ func processes() (out []string) {
 		cgroup, _ := os.ReadFile(p + "/cgroup")
 		ours := func(name string) bool { return strings.Contains(cmd, name) }
 		if slices.ContainsFunc(programs, ours) || strings.Contains(string(cgroup), "berth") {
-			out = append(out, fmt.Sprintf("process %s %.80s", filepath.Base(p), cmd))
+			out = append(out, fmt.Sprintf("process %s %s %s", filepath.Base(p), cmd, ourCgroup(string(cgroup))))
 		}
 	}
 	return out
+}
+
+// ourCgroup is the first line of a process's cgroups that names us.
+func ourCgroup(lines string) string {
+	for line := range strings.Lines(lines) {
+		if strings.Contains(line, "berth") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
 }
 
 func mounts() (out []string) {
@@ -107,7 +117,7 @@ func (r Residue) String() string {
 		len(r.Processes), len(r.Mounts), len(r.Cgroups), len(r.Loops))
 	for _, what := range slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops) {
 		if len(s) < 500 {
-			s += "; " + what
+			s += fmt.Sprintf("; %.100s", what)
 		}
 	}
 	return s

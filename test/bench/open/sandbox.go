@@ -56,7 +56,6 @@ func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 		return err
 	}
 	defer client.Close()
-	before := residue.Take()
 	for _, t := range tiers {
 		if !execOnly {
 			if err := b.coldAndResume(ctx, client, peer, t); err != nil {
@@ -70,7 +69,7 @@ func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 	if execOnly {
 		return nil
 	}
-	return b.asleep(ctx, client, before)
+	return b.asleep(ctx, up, client)
 }
 
 // coldAndResume alternates a cold open, a plain ctr run and a resume, so that
@@ -195,8 +194,10 @@ func runTrue(ctx context.Context, s *sdk.Session, n int) (took []time.Duration, 
 	return took, nil
 }
 
-// asleep counts what sleeping sessions cost beside what berth up itself has.
-func (b *bench) asleep(ctx context.Context, client *sdk.Client, before residue.Residue) error {
+// asleep counts what six sleeping sessions cost beside what berth up has when
+// all sessions before them were deleted.
+func (b *bench) asleep(ctx context.Context, up *upproc.Process, client *sdk.Client) error {
+	before := residue.Take()
 	for _, t := range tiers {
 		for i := range 3 {
 			s, err := client.Open(ctx, sdk.OpenOptions{Name: fmt.Sprintf("sleeper-%s-%d", t.name, i), Template: t.template})
@@ -208,7 +209,7 @@ func (b *bench) asleep(ctx context.Context, client *sdk.Client, before residue.R
 			}
 		}
 	}
-	left := residue.Take().Since(before)
+	left := residue.Take().Since(before).About(up.Marks...)
 	const floorOf = "six sessions while asleep"
 	zero := figures.AtMost(0, "")
 	b.set.Add(figures.Result{Name: "asleep, processes", Value: float64(len(left.Processes)), FloorOf: floorOf}, zero)

@@ -34,6 +34,8 @@ type Info struct {
 	Issuer  string `json:"issuer"`
 	Clients string `json:"clients"`
 	Metrics string `json:"metrics,omitempty"`
+	// Marks tell this installation's processes, mounts and cgroups from another's.
+	Marks []string `json:"marks"`
 }
 
 const infoFile = "up.json"
@@ -194,7 +196,8 @@ func (s *stack) serve(ctx context.Context, services []svc.Service, ready func(In
 	if err != nil {
 		return err
 	}
-	info := Info{PID: os.Getpid(), URL: s.bus.URL(), Issuer: "http://" + issuer, Clients: filepath.Join(s.cfg.Dir, "clients")}
+	info := Info{PID: os.Getpid(), URL: s.bus.URL(), Issuer: "http://" + issuer, Clients: filepath.Join(s.cfg.Dir, "clients"),
+		Marks: append(s.cfg.Host.Marks(), s.cfg.Dir)}
 	stopMetrics, err := s.metrics(&info)
 	if err != nil {
 		return err

@@ -33,6 +33,8 @@ type Process struct {
 	done chan struct{}
 	err  error
 	URL  string // of the bus
+	// Marks tell what runs or is mounted for this installation from another's.
+	Marks []string
 }
 
 // Start starts it and returns when it serves. Its output is appended to
@@ -70,11 +72,12 @@ func (p *Process) awaitReady(ctx context.Context) error {
 	for {
 		raw, err := os.ReadFile(filepath.Join(p.opts.Dir, "up.json"))
 		var info struct {
-			PID int
-			URL string
+			PID   int
+			URL   string
+			Marks []string
 		}
 		if err == nil && json.Unmarshal(raw, &info) == nil && info.PID == p.cmd.Process.Pid {
-			p.URL = info.URL
+			p.URL, p.Marks = info.URL, info.Marks
 			return nil
 		}
 		select {
