@@ -66,7 +66,11 @@ func (d *demo) begin(ctx context.Context) error {
 		return err
 	}
 	d.took("berth up until ready", time.Since(began))
-	d.marks, d.before = d.up.Marks, residue.Take()
+	d.marks = d.up.Marks
+	if err := d.onceUsed(ctx); err != nil {
+		return err
+	}
+	d.before = residue.Take()
 	if d.events, err = followEvents(ctx, d.up.ClientFile("operator")); err != nil {
 		return err
 	}
@@ -79,6 +83,22 @@ func (d *demo) begin(ctx context.Context) error {
 		d.users = append(d.users, u)
 	}
 	return nil
+}
+
+// onceUsed has one session come and go, so that what the host makes once (the
+// parent of all cgroups, the runtime's own mount) is there before the look that
+// later ones are compared with.
+func (d *demo) onceUsed(ctx context.Context) error {
+	client, err := d.up.Connect(ctx, "acme", "first")
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	s, err := client.Open(ctx, sdk.OpenOptions{Template: d.template})
+	if err != nil {
+		return fmt.Errorf("open the first session: %w", err)
+	}
+	return s.Delete(ctx)
 }
 
 // end stops everything and checks that the host is as it was.
