@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
@@ -350,5 +352,18 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTheExampleHoldsTheDefaults: the annotated example is read, and says what is so.
+func TestTheExampleHoldsTheDefaults(t *testing.T) {
+	cfg := Config{}
+	must(t, svc.LoadConfig("lifecycle.example.yaml", &cfg))
+	want := NewConfig()
+	plan := want.Policy.Plans["default"]
+	plan.Templates = []string{}
+	want.Policy.Plans["default"] = plan
+	if !reflect.DeepEqual(cfg, want) {
+		t.Errorf("the example says\n%+v\nthe defaults are\n%+v", cfg, want)
 	}
 }

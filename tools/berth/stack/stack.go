@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/internal/ociimage"
 	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
@@ -24,7 +25,6 @@ import (
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
 	"github.com/berth-dev/berth/services/scheduler"
-	"github.com/berth-dev/berth/tools/image/ociimage"
 )
 
 // Info says how to reach a running stack; it is <dir>/up.json while it is ready.

@@ -26,7 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"github.com/berth-dev/berth/tools/image/ociimage"
+	"github.com/berth-dev/berth/internal/ociimage"
 	"github.com/berth-dev/berth/tools/runtimes/cache"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
-	"github.com/berth-dev/berth/tools/image/ociimage"
+	"github.com/berth-dev/berth/internal/ociimage"
 	"github.com/berth-dev/berth/tools/runtimes/cache"
 )
 

@@ -21,7 +21,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"github.com/berth-dev/berth/tools/image/builder"
-	"github.com/berth-dev/berth/tools/image/ociimage"
+	"github.com/berth-dev/berth/internal/ociimage"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
