@@ -61,8 +61,20 @@ func (g *gate) activate() error {
 	return err
 }
 
-// Checkpoint commits the disk as it is while the session is awake.
+// guestSync bounds the writing out before a checkpoint; a guest that does not answer has none.
+const guestSync = 15 * time.Second
+
+// Checkpoint commits the disk as it is while the session is awake, with all that was written before
+// it was asked for: the guest writes out what it holds itself, then the host freezes the disk.
 func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
+	if g.sb.guest != nil {
+		sctx, cancel := context.WithTimeout(ctx, guestSync)
+		err := g.sb.guest.Sync(sctx)
+		cancel()
+		if err != nil {
+			return nil, fmt.Errorf("write out before the checkpoint: %w", err)
+		}
+	}
 	m, err := g.s.h.disks.Checkpoint(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
 	if err != nil {
 		return nil, err

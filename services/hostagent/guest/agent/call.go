@@ -28,6 +28,7 @@ func init() {
 		wire.MethodRemove: (*call).fileRemove, wire.MethodWatch: (*call).fileWatch,
 		wire.MethodPing: (*call).ping, wire.MethodStats: (*call).stats,
 		wire.MethodQuiesce: (*call).quiesce, wire.MethodResume: (*call).resume,
+		wire.MethodSync: (*call).sync,
 	}
 }
 

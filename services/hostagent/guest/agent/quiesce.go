@@ -37,6 +37,14 @@ func (c *call) resume() (any, error) {
 	return struct{}{}, nil
 }
 
+// sync writes the file systems out and leaves the processes alone.
+func (c *call) sync() (any, error) {
+	if err := syncAll(); err != nil {
+		return nil, err
+	}
+	return struct{}{}, nil
+}
+
 // Quiesce sends SIGTERM to all user processes, after grace SIGKILL, and syncs
 // the file systems that hold / and what is mounted. It needs Run to reap.
 func (a *Agent) Quiesce(ctx context.Context, grace time.Duration) (wire.Quiesced, error) {

@@ -43,3 +43,10 @@ func (c *Conn) Quiesce(ctx context.Context, grace time.Duration) (Quiesced, erro
 func (c *Conn) Resume(ctx context.Context) error {
 	return c.call(ctx, "resume", wire.MethodResume, nil, nil)
 }
+
+// Sync has the guest write its file systems out while processes go on: what was written before the
+// call is then on the disk that the host sees. A sentry has a page cache of its own, which a freeze
+// of the host's mount does not reach.
+func (c *Conn) Sync(ctx context.Context) error {
+	return c.call(ctx, "sync", wire.MethodSync, nil, nil)
+}

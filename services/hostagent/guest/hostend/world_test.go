@@ -104,6 +104,25 @@ func TestStartThatCannotBe(t *testing.T) {
 	}
 }
 
+func TestSyncLeavesProcessesAlone(t *testing.T) {
+	c := startGuest(t).attach()
+	ctx := testContext(t)
+	s, err := c.StartExec(ctx, hostend.ExecSpec{Key: "goes-on", Argv: []string{"cat"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Sync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := c.Stats(ctx); err != nil || st.LiveExecs != 1 || st.Quiesced {
+		t.Errorf("after a sync: %+v %v", st, err)
+	}
+	if err := c.Signal(ctx, s.Key(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	collect(t, s)
+}
+
 func TestQuiesceEndsEverything(t *testing.T) {
 	c := startGuest(t).attach()
 	ctx := testContext(t)

@@ -62,6 +62,7 @@ const (
 	MethodStats   = "sys.stats"   // -> Stats
 	MethodQuiesce = "sys.quiesce" // Quiesce -> Quiesced
 	MethodResume  = "sys.resume"  // undo the refusal of starts after a quiesce
+	MethodSync    = "sys.sync"    // write the file systems out while processes run
 )
 
 // Size is a terminal size in character cells.
