@@ -20,8 +20,8 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
-	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/internal/ociimage"
+	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
