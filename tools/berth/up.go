@@ -74,6 +74,9 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 
 // parts finds the runtimes, the guest agent and the image.
 func (c *upCmd) parts(cfg *stack.Config) (err error) {
+	if os.Geteuid() != 0 {
+		return stack.ErrNotRoot
+	}
 	if cfg.Host.Runtimes == "" && cfg.Host.Socket == "" {
 		if cfg.Host.Runtimes, err = locate.Dir(); err != nil {
 			return err

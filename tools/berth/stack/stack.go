@@ -40,6 +40,9 @@ type Info struct {
 
 const infoFile = "up.json"
 
+// ErrNotRoot is said before anything else is looked for.
+var ErrNotRoot = errors.New("berth up must run as root: it makes namespaces, mounts and cgroups")
+
 // stack is one running assembly.
 type stack struct {
 	cfg   Config
@@ -78,7 +81,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Info)) er
 // preflight finds the machine fit, before anything is made.
 func preflight(cfg Config) error {
 	if cfg.Host.Driver == "containerd" && os.Geteuid() != 0 {
-		return errors.New("berth up must run as root: it makes namespaces, mounts and cgroups")
+		return ErrNotRoot
 	}
 	for _, addr := range []string{cfg.Listen, cfg.MetricsListen} {
 		if addr == "" {

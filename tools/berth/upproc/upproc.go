@@ -33,6 +33,8 @@ type Process struct {
 	done chan struct{}
 	err  error
 	URL  string // of the bus
+	// Metrics is the address of the metrics, empty when they are not served.
+	Metrics string
 	// Marks tell what runs or is mounted for this installation from another's.
 	Marks []string
 }
@@ -72,12 +74,12 @@ func (p *Process) awaitReady(ctx context.Context) error {
 	for {
 		raw, err := os.ReadFile(filepath.Join(p.opts.Dir, "up.json"))
 		var info struct {
-			PID   int
-			URL   string
-			Marks []string
+			PID          int
+			URL, Metrics string
+			Marks        []string
 		}
 		if err == nil && json.Unmarshal(raw, &info) == nil && info.PID == p.cmd.Process.Pid {
-			p.URL, p.Marks = info.URL, info.Marks
+			p.URL, p.Metrics, p.Marks = info.URL, info.Metrics, info.Marks
 			return nil
 		}
 		select {
