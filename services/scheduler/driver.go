@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -77,6 +79,19 @@ func (d *driver) touch(key ids.SessionKey) {
 	lp := &loop{key: key, poke: make(chan struct{}, 1)}
 	d.loops[key] = lp
 	d.work.Go(func() { d.run(lp) })
+}
+
+// joined has the sessions of a host looked at now: it holds a lease again, or
+// another process serves it.
+func (d *driver) joined(h ids.Host) {
+	d.mu.Lock()
+	keys := slices.Collect(maps.Keys(d.loops))
+	d.mu.Unlock()
+	for _, k := range keys {
+		if s := d.l.session(k); s != nil && s.Host == h {
+			d.touch(k)
+		}
+	}
 }
 
 // begin notes where an open came in, for its trace and its timing. It returns

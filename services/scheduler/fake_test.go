@@ -156,6 +156,7 @@ func (h *fakeHost) delete(ctx context.Context, _ bus.Request, r *hostv1.DeleteRe
 
 func (h *fakeHost) block(method string) (open func()) {
 	g := make(chan struct{})
+	var once sync.Once
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.gate[method] = g
@@ -164,8 +165,20 @@ func (h *fakeHost) block(method string) (open func()) {
 		defer h.mu.Unlock()
 		if h.gate[method] == g {
 			delete(h.gate, method)
-			close(g)
 		}
+		once.Do(func() { close(g) })
+	}
+}
+
+// swallow keeps the next call of a method for ever, as a process does that is killed.
+func (h *fakeHost) swallow(t testing.TB, method string) (taken func()) {
+	t.Cleanup(h.block(method))
+	return func() {
+		t.Helper()
+		h.await(t, method)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.gate, method)
 	}
 }
 

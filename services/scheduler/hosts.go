@@ -49,7 +49,9 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 		if out.Refused != nil {
 			return nil, refused(op, h.String(), out.Refused)
 		}
-		l.leases.grant(h, req.GetBoot())
+		if l.leases.grant(h, req.GetBoot()) {
+			l.driver.joined(h)
+		}
 		select {
 		case l.leases.joined <- struct{}{}:
 		default:

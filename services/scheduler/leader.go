@@ -222,16 +222,30 @@ type leases struct {
 type lease struct {
 	boot  string
 	until time.Time // monotonic
+	// held ends, by end, when this boot does not hold the lease any more.
+	held context.Context
+	end  context.CancelFunc
 }
 
 func newLeases(term time.Duration) *leases {
 	return &leases{term: term, held: map[ids.Host]lease{}, joined: make(chan struct{}, 1)}
 }
 
-func (l *leases) grant(h ids.Host, boot string) {
+// grant reports whether the lease went to a boot that did not hold it.
+func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.held[h] = lease{boot, time.Now().Add(l.term)}
+	cur, ok := l.held[h]
+	if fresh = !ok || cur.boot != boot; fresh {
+		if ok {
+			cur.end()
+		}
+		cur = lease{boot: boot}
+		cur.held, cur.end = context.WithCancel(context.Background())
+	}
+	cur.until = time.Now().Add(l.term)
+	l.held[h] = cur
+	return fresh
 }
 
 // renew extends the lease of a boot that has one.
@@ -242,15 +256,22 @@ func (l *leases) renew(h ids.Host, boot string) bool {
 	if !ok || cur.boot != boot || time.Now().After(cur.until) {
 		return false
 	}
-	l.held[h] = lease{boot, time.Now().Add(l.term)}
+	cur.until = time.Now().Add(l.term)
+	l.held[h] = cur
 	return true
 }
 
 func (l *leases) alive(h ids.Host) bool {
+	_, ok := l.of(h)
+	return ok
+}
+
+// of returns the lease that a host holds now.
+func (l *leases) of(h ids.Host) (lease, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cur, ok := l.held[h]
-	return ok && time.Now().Before(cur.until)
+	return cur, ok && time.Now().Before(cur.until)
 }
 
 func (l *leases) expired() map[ids.Host]string {
@@ -269,6 +290,7 @@ func (l *leases) drop(h ids.Host, boot string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if cur, ok := l.held[h]; ok && cur.boot == boot && time.Now().After(cur.until) {
+		cur.end()
 		delete(l.held, h)
 	}
 }

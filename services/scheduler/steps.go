@@ -57,7 +57,7 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session, tries int) error
 	hctx, cancel := l.wakeContext(ctx, s)
 	defer cancel()
 	hctx, span := obs.Start(hctx, "scheduler wake on host")
-	resp, err := bus.InvokeHost[*hostv1.WakeReply](hctx, l.conn, s.Host, "wake", wakeRequest(hctx, s))
+	resp, err := callHost[*hostv1.WakeReply](hctx, l, s.Host, "wake", wakeRequest(hctx, s))
 	obs.End(span, err)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -123,7 +123,7 @@ func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
 	hctx, cancel := context.WithTimeout(ctx, l.cfg.SleepTimeout)
 	defer cancel()
 	ref := refOf(s)
-	resp, err := bus.InvokeHost[*hostv1.SleepReply](hctx, l.conn, s.Host, "sleep", sleepRequest(s))
+	resp, err := callHost[*hostv1.SleepReply](hctx, l, s.Host, "sleep", sleepRequest(s))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -155,7 +155,7 @@ func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
 func (l *leader) recall(ctx context.Context, s *core.Session) {
 	hctx, cancel := l.wakeContext(ctx, s)
 	defer cancel()
-	if _, err := bus.InvokeHost[*hostv1.WakeReply](hctx, l.conn, s.Host, "wake", wakeRequest(hctx, s)); err != nil {
+	if _, err := callHost[*hostv1.WakeReply](hctx, l, s.Host, "wake", wakeRequest(hctx, s)); err != nil {
 		l.log.Debug("a sleep goes on in spite of an open", "session", s.Key, "reason", err)
 		return
 	}
@@ -188,7 +188,7 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) error {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.DeleteTimeout)
 	defer cancel()
-	_, err := bus.InvokeHost[*hostv1.DeleteReply](ctx, l.conn, h, "delete", &hostv1.DeleteRequest{Session: protoRef(t, ref)})
+	_, err := callHost[*hostv1.DeleteReply](ctx, l, h, "delete", &hostv1.DeleteRequest{Session: protoRef(t, ref)})
 	if errs.Is(err, errkind.NotFound) {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (l *leader) stepStop(ctx context.Context, s *core.Session) error {
 		err = l.hostDelete(hctx, s.Host, s.Tenant, ref)
 	} else {
 		req := &hostv1.SleepRequest{Session: sessionRef(s), Parent: s.Manifest, Reason: "failed", Force: true}
-		_, err = bus.InvokeHost[*hostv1.SleepReply](hctx, l.conn, s.Host, "sleep", req)
+		_, err = callHost[*hostv1.SleepReply](hctx, l, s.Host, "sleep", req)
 	}
 	if err != nil && !gone(err) {
 		return err
