@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
@@ -17,6 +18,9 @@ type Client struct {
 	cfg Config
 	me  subjects.Caller
 	nc  *nats.Conn
+	// sender seals requests to identity.
+	sender *seal.Box
+	frames deliveries
 
 	mu      sync.Mutex
 	key     string               // identity's curve key
@@ -33,7 +37,11 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, me: me, streams: map[*stream]struct{}{}, denials: map[*denial]struct{}{}}
+	sender, err := seal.RandomBox()
+	if err != nil {
+		return nil, wrap("connect to the bus", err)
+	}
+	c := &Client{cfg: cfg, me: me, sender: sender, streams: map[*stream]struct{}{}, denials: map[*denial]struct{}{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	opts, err := cfg.login(me)
 	if err != nil {

@@ -179,7 +179,7 @@ func (c *Client) sealedRequest(ctx context.Context, a ask, reply seal.XKey) (*id
 	if err != nil {
 		return nil, wrap(a.op, err)
 	}
-	sealed, sender, err := sealTo(env, key)
+	sealed, sender, err := sealTo(c.sender, env, key)
 	if err != nil {
 		return nil, wrap(a.op, err)
 	}
@@ -358,7 +358,7 @@ func openAnswer(op string, msg *nats.Msg, key seal.XKey) (*identityv1.Reply, err
 		return nil, &Error{Op: op, Kind: kindByName(f.GetKind()), Reason: f.GetReason(), Cause: errSealUnread}
 	}
 	r := &identityv1.Reply{}
-	if err := openSealed(s.GetSealed(), s.GetSender(), key, r); err != nil {
+	if err := openSealed(s.GetSealed(), s.GetSender(), key.Open, r); err != nil {
 		return nil, wrap(op, err)
 	}
 	if f := r.GetFailure(); f != nil {

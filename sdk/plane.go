@@ -30,7 +30,7 @@ func (s *Session) sign(op *boxv1.Operation, deliver string) (opening, error) {
 	if err != nil {
 		return o, err
 	}
-	pub := string(s.replyKey.Public())
+	pub := s.replyKey.Public()
 	nonce := make([]byte, grant.NonceBytes)
 	if _, err := rand.Read(nonce); err != nil {
 		return o, err
@@ -38,7 +38,7 @@ func (s *Session) sign(op *boxv1.Operation, deliver string) (opening, error) {
 	o.subject = access.subject + ".open"
 	claim := grant.Opening{Subject: o.subject, Nonce: nonce, Time: time.Now(), Operation: raw,
 		Deliver: deliver, ReplyKey: pub, Grant: access.grant}
-	sealed, sender, err := sealTo(&boxv1.Opening{
+	sealed, sender, err := sealTo(s.sender, &boxv1.Opening{
 		Grant: access.grant, Proof: claim.Sign(s.proof), Nonce: nonce, Time: timestamppb.New(claim.Time),
 		Operation: raw, Deliver: deliver, ReplyKey: pub, Credit: window,
 	}, access.hostKey)
@@ -143,7 +143,7 @@ func streams(op *boxv1.Operation) bool {
 	return false
 }
 
-func openBoxReply(msg *nats.Msg, key seal.XKey) (*boxv1.OpenReply, error) {
+func openBoxReply(msg *nats.Msg, key *seal.Box) (*boxv1.OpenReply, error) {
 	if err := headerError("", msg.Header); err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func openBoxReply(msg *nats.Msg, key seal.XKey) (*boxv1.OpenReply, error) {
 		return nil, &Error{Kind: errkind.Internal, Reason: "the host's answer is empty"}
 	}
 	r := &boxv1.OpenReply{}
-	if err := openSealed(s.GetSealed(), s.GetSender(), key, r); err != nil {
+	if err := openSealed(s.GetSealed(), s.GetSender(), key.OpenEnvelope, r); err != nil {
 		return nil, err
 	}
 	if f := r.GetFailure(); f != nil {

@@ -102,7 +102,7 @@ func Unseal(answer []byte, replySeed string) ([]byte, error) {
 		return nil, failed(op, s.GetFailure())
 	}
 	r := &identityv1.Reply{}
-	if err := openSealed(s.GetSealed(), s.GetSender(), key, r); err != nil {
+	if err := openSealed(s.GetSealed(), s.GetSender(), key.Open, r); err != nil {
 		return nil, invalid(op, "the answer was not sealed to this key")
 	}
 	out, err := protojson.MarshalOptions{Multiline: true, Indent: "  "}.Marshal(r)

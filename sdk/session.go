@@ -52,8 +52,9 @@ type Session struct {
 	c     *Client
 	opts  OpenOptions
 	proof ed25519.PrivateKey
-	// replyKey is what answers to openings are sealed to.
-	replyKey seal.XKey
+	// sender seals openings, and answers to them are sealed to replyKey: two
+	// keys, so that neither can be sent back as the other.
+	sender, replyKey *seal.Box
 
 	ctx  context.Context // ends with Detach, Close and Delete
 	stop context.CancelFunc
@@ -81,11 +82,15 @@ func (c *Client) Open(ctx context.Context, o OpenOptions) (*Session, error) {
 	if err != nil {
 		return nil, wrap("open session", err)
 	}
-	reply, err := newKey()
+	sender, err := seal.RandomBox()
 	if err != nil {
 		return nil, wrap("open session", err)
 	}
-	s := &Session{c: c, opts: o, proof: proof, replyKey: reply}
+	reply, err := seal.RandomBox()
+	if err != nil {
+		return nil, wrap("open session", err)
+	}
+	s := &Session{c: c, opts: o, proof: proof, sender: sender, replyKey: reply}
 	s.ctx, s.stop = context.WithCancel(c.ctx)
 	if err := s.reopen(ctx, o.RequestID); err != nil {
 		s.stop()

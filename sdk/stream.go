@@ -46,9 +46,9 @@ func isLost(err error) bool {
 // be called from any.
 type stream struct {
 	c       *Client
-	subject string // where our frames go
-	id      string // the host's name for the stream
-	sub     *nats.Subscription
+	subject string        // where our frames go
+	id      string        // the host's name for the stream
+	deliver string        // the subject that the host publishes frames on
 	first   *boxv1.Result // result in the answer to the opening, if any
 
 	ctx  context.Context // ends when the stream is lost or closed
@@ -78,11 +78,45 @@ func newStream(c *Client) *stream {
 	return st
 }
 
-// listen subscribes where the host will publish the frames.
+// deliveries hands the frames that come into the client's inbox to its streams.
+// One subscription serves all: a new one for each stream would cost the bus
+// more than the frames of a short exec.
+type deliveries struct {
+	mu      sync.Mutex
+	sub     *nats.Subscription
+	streams map[string]*stream // by subject
+}
+
+// listen has the frames that the host will publish on deliver queued.
 func (st *stream) listen(deliver string) error {
-	sub, err := st.c.nc.Subscribe(deliver, st.arrived)
-	st.sub = sub
-	return err
+	d := &st.c.frames
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sub == nil {
+		sub, err := st.c.nc.Subscribe(st.c.me.Inbox()+".box.*", d.arrived)
+		if err != nil {
+			return err
+		}
+		d.sub, d.streams = sub, map[string]*stream{}
+	}
+	st.deliver = deliver
+	d.streams[deliver] = st
+	return nil
+}
+
+func (d *deliveries) arrived(msg *nats.Msg) {
+	d.mu.Lock()
+	st := d.streams[msg.Subject]
+	d.mu.Unlock()
+	if st != nil {
+		st.arrived(msg)
+	}
+}
+
+func (d *deliveries) forget(deliver string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.streams, deliver)
 }
 
 // arrived queues one message. What waits is bounded by the credit that the
@@ -162,8 +196,8 @@ func (st *stream) close(cancel *boxv1.Cancel) {
 	if st.ping != nil {
 		st.ping.Stop()
 	}
-	if st.sub != nil {
-		_ = st.sub.Unsubscribe()
+	if st.deliver != "" {
+		st.c.frames.forget(st.deliver)
 	}
 	st.c.untrack(st)
 }

@@ -1,8 +1,9 @@
 // Package seal makes and opens sealed envelopes with curve keys (nkeys xkeys:
 // X25519, XSalsa20-Poly1305). It guarantees that only the holder of the
 // recipient's key reads an envelope and that a changed one does not open. It
-// does not say who sealed it: the sender's key is made for one envelope and
-// thrown away, so what is inside must prove its sender by itself.
+// does not say who sealed it: the sender's key is new, made for one envelope
+// (SealTo) or for many (Box), so what is inside must prove its sender by
+// itself.
 package seal
 
 import (

@@ -20,7 +20,6 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/errs"
-	"github.com/berth-dev/berth/internal/sealbox"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
@@ -38,7 +37,7 @@ type world struct {
 	dir, store                  string
 	identity, sched, host, othr *bus.Conn
 	front                       *bus.Conn
-	box                         *sealbox.Key
+	box                         *seal.Box
 	proof                       ed25519.PrivateKey
 	stop                        func()
 
@@ -65,7 +64,7 @@ func newWorld(t testing.TB) *world {
 	w := &world{bus: e, dir: t.TempDir(), store: store, identity: bustest.Connect(t, e, subjects.Service("identity")),
 		sched: bustest.Connect(t, e, subjects.Service("scheduler")), host: bustest.Connect(t, e, subjects.Host("h1")),
 		othr: bustest.Connect(t, e, subjects.Host("h2")), front: bustest.Connect(t, e, subjects.Frontend("globex", "web"))}
-	if w.box, err = sealbox.Random(); err != nil {
+	if w.box, err = seal.RandomBox(); err != nil {
 		t.Fatal(err)
 	}
 	_, w.proof, _ = ed25519.GenerateKey(rand.Reader)

@@ -62,7 +62,7 @@ func (s *service) renew(ctx context.Context, _ bus.Request, req *credentialsv1.R
 	const op = "credentials.renew"
 	raw, err := s.box.Open(req.GetSender(), req.GetSealed())
 	if err != nil {
-		return nil, errs.Wrap(op, "", err)
+		return nil, errs.E(op, errkind.Invalid, "", err)
 	}
 	var in credentialsv1.RenewSecret
 	if err := proto.Unmarshal(raw, &in); err != nil {
@@ -132,7 +132,7 @@ func (s *service) sign(ctx context.Context, op, replyKey string, ev core.Event) 
 		}
 		sealed, err := s.box.Seal(replyKey, []byte(token))
 		if err != nil {
-			return sealedGrant{}, errs.Wrap(op, "", err)
+			return sealedGrant{}, errs.E(op, errkind.Invalid, "", err)
 		}
 		return sealedGrant{sealed, timestamppb.New(sign.Claims.ExpiresAt())}, nil
 	}

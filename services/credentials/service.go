@@ -14,11 +14,11 @@ import (
 	"github.com/berth-dev/berth/internal/auditlog"
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/keyfile"
-	"github.com/berth-dev/berth/internal/sealbox"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials/internal/core"
 	"github.com/berth-dev/berth/services/credentials/internal/vault"
@@ -37,7 +37,7 @@ type service struct {
 	conn  *bus.Conn
 	log   *slog.Logger
 	store store
-	box   *sealbox.Key
+	box   *seal.Box
 	audit *auditlog.Log
 	rpc   *bus.Service
 	stop  context.CancelFunc
@@ -77,7 +77,7 @@ func start(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger) (*
 	}
 	s := &service{cfg: cfg, conn: conn, log: log, done: make(chan struct{})}
 	s.state = core.NewState(core.Policy{TTL: cfg.GrantTTL, MaxAuth: cfg.MaxSinceToken, Rotate: cfg.RotateKeys, Ahead: cfg.PublishAhead})
-	if s.box, err = sealbox.New(curve.Newest().Secret); err != nil {
+	if s.box, err = seal.BoxOf(curve.Newest().Secret); err != nil {
 		return nil, err
 	}
 	starting, cancel := context.WithTimeout(ctx, startWait)

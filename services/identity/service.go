@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/internal/auditlog"
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/keyfile"
-	"github.com/berth-dev/berth/internal/sealbox"
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/services/identity/internal/core"
 	"github.com/berth-dev/berth/services/identity/internal/tokens"
 )
@@ -28,8 +28,8 @@ type service struct {
 	log    *slog.Logger
 	policy core.Policy
 	tokens *tokens.Verifier
-	curve  []*sealbox.Key // open requests; newest first
-	box    *sealbox.Key   // seals answers and speaks with credentials; lives as long as the process
+	curve  []*seal.Box // open requests; newest first
+	box    *seal.Box   // seals answers and speaks with credentials; lives as long as the process
 	audit  *auditlog.Log
 
 	rpc     *bus.Service
@@ -89,13 +89,13 @@ func newService(cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) 
 		return nil, err
 	}
 	for _, k := range curve {
-		key, err := sealbox.New(k.Secret)
+		key, err := seal.BoxOf(k.Secret)
 		if err != nil {
 			return nil, err
 		}
 		s.curve = append(s.curve, key)
 	}
-	s.box, err = sealbox.Random()
+	s.box, err = seal.RandomBox()
 	return s, err
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
-	"github.com/berth-dev/berth/internal/sealbox"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
@@ -39,7 +38,7 @@ type world struct {
 	other    *bus.Conn // fe-acme-mobile
 	globex   *bus.Conn
 	operator *bus.Conn
-	creds    *sealbox.Key
+	creds    *seal.Box
 
 	mu     sync.Mutex
 	calls  []proto.Message // what reached lifecycle and credentials
@@ -56,7 +55,7 @@ func newWorld(t testing.TB) *world {
 		front: bustest.Connect(t, e, acme), other: bustest.Connect(t, e, mobile), globex: bustest.Connect(t, e, globex),
 		operator: bustest.Connect(t, e, subjects.Operator())}
 	var err error
-	if w.creds, err = sealbox.Random(); err != nil {
+	if w.creds, err = seal.RandomBox(); err != nil {
 		t.Fatal(err)
 	}
 	w.fakes(t)

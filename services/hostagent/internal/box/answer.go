@@ -1,7 +1,6 @@
 package box
 
 import (
-	"crypto/rand"
 	"fmt"
 	"sync"
 	"time"
@@ -12,40 +11,23 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	"github.com/berth-dev/berth/schemas/grant"
-	"github.com/berth-dev/berth/schemas/ids"
-	"github.com/berth-dev/berth/schemas/seal"
 )
-
-// sealReply makes what goes on the bus of an answer.
-func sealReply(key string, r *boxv1.OpenReply) ([]byte, error) {
-	plain, err := proto.Marshal(r)
-	if err != nil {
-		return nil, errs.E(opOpen, errkind.Internal, "", err)
-	}
-	sealed, err := seal.SealTo(seal.Public(key), plain, rand.Reader)
-	if err != nil {
-		return nil, errs.E(opOpen, errkind.Invalid, "", fmt.Errorf("seal the answer: %w", err))
-	}
-	return proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed})
-}
 
 // answer seals the reply of an opening and sends it.
 func (b *Box) answer(reply, key string, r *boxv1.OpenReply) error {
-	raw, err := sealReply(key, r)
+	plain, err := proto.Marshal(r)
 	if err != nil {
-		return err
+		return errs.E(opOpen, errkind.Internal, "", err)
+	}
+	sealed, err := b.srv.answers.Envelope(key, plain)
+	if err != nil {
+		return errs.E(opOpen, errkind.Invalid, "", fmt.Errorf("seal the answer: %w", err))
+	}
+	raw, err := proto.Marshal(&boxv1.SealedOpenReply{Sealed: sealed})
+	if err != nil {
+		return errs.E(opOpen, errkind.Internal, "", err)
 	}
 	return b.srv.cfg.Bus.Publish(reply, raw)
-}
-
-// ahead is the likely answer to the start of an exec, sealed while the guest starts it: sealing
-// takes a tenth of the time that a start takes.
-type ahead struct {
-	stream ids.StreamID
-	reply  *boxv1.OpenReply
-	raw    []byte
-	err    error
-	done   chan struct{}
 }
 
 // window is what a client may send ahead on a new stream. A session with many streams gets less for
@@ -60,36 +42,6 @@ func (b *Box) window(input bool) uint32 {
 		return MaxChunk
 	}
 	return MaxCredit
-}
-
-func (b *Box) sealAhead(key string, input bool) *ahead {
-	a := &ahead{stream: ids.NewStreamID(), done: make(chan struct{})}
-	a.reply = &boxv1.OpenReply{Stream: a.stream.String(), Credit: b.window(input)}
-	go func() {
-		defer close(a.done)
-		a.raw, a.err = sealReply(key, a.reply)
-	}()
-	return a
-}
-
-// id is the name of the stream that will be opened.
-func (a *ahead) id() ids.StreamID {
-	if a == nil {
-		return ids.NewStreamID()
-	}
-	return a.stream
-}
-
-// answerWith sends r, with the work that was done ahead if it is the answer that was expected.
-func (b *Box) answerWith(c *call, r *boxv1.OpenReply) error {
-	if c.ahead == nil || !proto.Equal(c.ahead.reply, r) {
-		return b.answer(c.reply, c.replyKey, r)
-	}
-	<-c.ahead.done
-	if c.ahead.err != nil {
-		return c.ahead.err
-	}
-	return b.srv.cfg.Bus.Publish(c.reply, c.ahead.raw)
 }
 
 // maxGrants is how many grants of one session are remembered as good.

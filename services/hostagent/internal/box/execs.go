@@ -185,7 +185,6 @@ func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
 	// The start must not end half-way because the stream did: it is idempotent by its key.
 	sctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	c.ahead = b.sealAhead(c.replyKey, start.Stdin || start.PTY != nil)
 	e, err := b.guest.StartExec(sctx, start)
 	if err != nil {
 		b.execs.unwatch(p.GetKey()) // whether it runs is for the next poll to say

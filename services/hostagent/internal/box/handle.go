@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // call is one opening that was found good.
@@ -22,7 +23,6 @@ type call struct {
 	replyKey string
 	deliver  string
 	credit   uint32
-	ahead    *ahead
 	answered bool
 	counted  bool // still among the openings under way
 }
@@ -64,7 +64,7 @@ func (b *Box) verify(ctx context.Context, m *nats.Msg) (*call, *boxv1.Operation,
 		b.refuse(m.Reply, err)
 		return nil, nil, err
 	}
-	plain, err := b.srv.cfg.Key.Open(req.GetSealed())
+	plain, err := b.srv.key.OpenEnvelope(req.GetSealed())
 	if err != nil {
 		err = errs.E(opOpen, errkind.Unauthenticated, "", "the opening is not sealed to this host")
 		b.refuse(m.Reply, err)
@@ -137,7 +137,7 @@ func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
 
 // begin answers the opening with a new stream. window is what the client may send at once.
 func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.Result) (*stream, error) {
-	st := newStream(ctx, c.ahead.id(), c.deliver, c.credit, window)
+	st := newStream(ctx, ids.NewStreamID(), c.deliver, c.credit, window)
 	st.publish = b.srv.cfg.Bus.Publish
 	b.mu.Lock()
 	switch {
@@ -154,7 +154,7 @@ func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.R
 	c.answered = true
 	c.settled()
 	reply := &boxv1.OpenReply{Stream: st.id.String(), Credit: window, Result: result}
-	err := b.answerWith(c, reply)
+	err := b.answer(c.reply, c.replyKey, reply)
 	if err != nil {
 		b.end(st, err)
 		return nil, err

@@ -41,8 +41,11 @@ type Config struct {
 
 // Server serves the data plane of all sessions that are awake on the host.
 type Server struct {
-	cfg    Config
-	replay *grant.Replay
+	cfg Config
+	// key opens openings. answers seals the answers to them: made at the start and stored nowhere,
+	// so that the host's key, should it leak, opens no answer of the past.
+	key, answers *seal.Box
+	replay       *grant.Replay
 
 	mu    sync.Mutex
 	boxes map[ids.SessionKey]*Box
@@ -58,19 +61,27 @@ const (
 )
 
 // New makes a server; Close ends it.
-func New(cfg Config) *Server {
+func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, time.Duration, error) {}
 	}
+	key, err := seal.NewBox(cfg.Key)
+	if err != nil {
+		return nil, errs.E("serve data plane", errkind.Invalid, cfg.Host.String(), err)
+	}
+	answers, err := seal.RandomBox()
+	if err != nil {
+		return nil, errs.E("serve data plane", errkind.Internal, cfg.Host.String(), err)
+	}
 	s := &Server{
-		cfg: cfg, replay: grant.NewReplay(maxNonces, maxNoncesSession),
+		cfg: cfg, key: key, answers: answers, replay: grant.NewReplay(maxNonces, maxNoncesSession),
 		boxes: map[ids.SessionKey]*Box{}, stop: make(chan struct{}),
 	}
 	go s.watch()
-	return s
+	return s, nil
 }
 
 // Close ends every stream.

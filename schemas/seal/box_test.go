@@ -1,31 +1,28 @@
-package sealbox
+package seal
 
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nkeys"
-
-	"github.com/berth-dev/berth/internal/errs"
-	"github.com/berth-dev/berth/schemas/errkind"
-	"github.com/berth-dev/berth/schemas/seal"
 )
 
-func key(t testing.TB) *Key {
+func newBox(t testing.TB) *Box {
 	t.Helper()
-	k, err := Random()
+	k, err := RandomBox()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-func TestEnvelopesAreThoseOfSchemasSeal(t *testing.T) {
-	service := key(t)
-	client, err := seal.NewKey(rand.Reader)
+func TestEnvelopesOfABox(t *testing.T) {
+	service := newBox(t)
+	client, err := NewKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +33,7 @@ func TestEnvelopesAreThoseOfSchemasSeal(t *testing.T) {
 	if got, err := client.Open(out); err != nil || string(got) != "answer" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	in, err := seal.SealTo(seal.Public(service.Public()), []byte("request"), rand.Reader)
+	in, err := SealTo(Public(service.Public()), []byte("request"), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +43,7 @@ func TestEnvelopesAreThoseOfSchemasSeal(t *testing.T) {
 }
 
 func TestBoxesAreThoseOfNkeys(t *testing.T) {
-	k := key(t)
+	k := newBox(t)
 	pair, err := nkeys.CreateCurveKeys()
 	if err != nil {
 		t.Fatal(err)
@@ -67,13 +64,13 @@ func TestBoxesAreThoseOfNkeys(t *testing.T) {
 	}
 }
 
-func TestNothingElseOpens(t *testing.T) {
-	a, b, c := key(t), key(t), key(t)
+func TestNoOtherBoxOpens(t *testing.T) {
+	a, b, c := newBox(t), newBox(t), newBox(t)
 	sealed, err := a.Seal(b.Public(), []byte("secret"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Open(a.Public(), sealed); errs.Kind(err) != errkind.Invalid {
+	if _, err := c.Open(a.Public(), sealed); !errors.Is(err, ErrOpen) {
 		t.Errorf("a third party opened it: %v", err)
 	}
 	if _, err := b.Open(c.Public(), sealed); err == nil {
@@ -92,14 +89,14 @@ func TestNothingElseOpens(t *testing.T) {
 		}
 	}
 	for _, peer := range []string{"", "X", "XAAA", strings.Repeat("X", 56), "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"} {
-		if _, err := a.Seal(peer, nil); errs.Kind(err) != errkind.Invalid {
+		if _, err := a.Seal(peer, nil); !errors.Is(err, ErrKey) {
 			t.Errorf("sealed to %q: %v", peer, err)
 		}
 	}
 }
 
-func TestSecretsAreNotPrinted(t *testing.T) {
-	k, err := New([]byte("0123456789abcdef0123456789abcdef"))
+func TestBoxesPrintNoSecret(t *testing.T) {
+	k, err := BoxOf([]byte("0123456789abcdef0123456789abcdef"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,23 +105,47 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 			t.Errorf("%s prints the secret: %s", f, s)
 		}
 	}
-	if _, err := New([]byte("short")); err == nil {
+	if _, err := BoxOf([]byte("short")); err == nil {
 		t.Error("a short secret was taken")
 	}
 }
 
-func BenchmarkSeal(b *testing.B) {
-	k, to := key(b), key(b).Public()
+func BenchmarkBoxSeal(b *testing.B) {
+	k, to := newBox(b), newBox(b).Public()
 	payload := make([]byte, 900)
 	for b.Loop() {
 		_, _ = k.Seal(to, payload)
 	}
 }
 
-func BenchmarkEnvelope(b *testing.B) {
-	k, to := key(b), key(b).Public()
+func BenchmarkBoxEnvelope(b *testing.B) {
+	k, to := newBox(b), newBox(b).Public()
 	payload := make([]byte, 900)
 	for b.Loop() {
 		_, _ = k.Envelope(to, payload)
+	}
+}
+
+// TestSharedKeysAreForgottenNotMistaken: more peers than are remembered, each
+// of them heard in turn.
+func TestSharedKeysAreForgottenNotMistaken(t *testing.T) {
+	service := newBox(t)
+	var peers []*Box
+	for range 8 {
+		peers = append(peers, newBox(t))
+	}
+	for i := range maxShared + 10 {
+		service.keep(Public(fmt.Sprint(i)), &[secretLen]byte{})
+		if n := len(service.now) + len(service.last); n > maxShared {
+			t.Fatalf("%d keys are remembered", n)
+		}
+		p := peers[i%len(peers)]
+		out, err := service.Envelope(p.Public(), []byte{byte(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := p.OpenEnvelope(out); err != nil || len(got) != 1 || got[0] != byte(i) {
+			t.Fatalf("%v, %v", got, err)
+		}
 	}
 }
