@@ -150,18 +150,21 @@ func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, erro
 	if r := core.RefusalOf(err); r != nil {
 		return nil, errs.E("", r.Kind, s.key.String(), r)
 	}
-	rec := s.rec
+	rec, put := s.rec, s.h.inv.Put
 	rec.Generation, rec.Epoch, rec.Phase = next.Generation, next.Epoch, string(next.Phase)
 	rec.Spent, rec.Slept, rec.LastActivity = next.Spent, next.Slept, next.LastActivity
 	if starts(cmds) == core.OpWake {
+		// Nothing waits for the record of a beginning: until its end is stored, what is made is
+		// found by the driver and by the disks' own records, and scheduler asks again.
 		s.fill(&rec, req)
+		put = s.h.inv.PutSoon
 	}
 	if end, ok := ev.(core.Ended); ok && !end.Failed {
 		rec.Reply = toJSON(req)
 	}
 	if stored(s.st, next) {
 		rec.Changed = time.Now().UTC()
-		if err := s.h.inv.Put(rec); err != nil {
+		if err := put(rec); err != nil {
 			if _, ok := ev.(core.Ended); !ok {
 				return nil, err
 			}
@@ -173,9 +176,11 @@ func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, erro
 	return cmds, nil
 }
 
-// stored reports whether the change must survive a crash: all but work and activity.
+// stored reports whether the change must survive a crash: all but work, activity and how far an
+// operation is.
 func stored(a, b core.State) bool {
 	a.Running, a.Work, a.LastActivity = b.Running, b.Work, b.LastActivity
+	a.Stopping, a.Recalled = b.Stopping, b.Recalled
 	return a != b
 }
 
@@ -247,6 +252,9 @@ func (s *session) perform(o *operation) {
 		o.reply, o.err = s.erase(o)
 	}
 	s.mu.Lock()
+	if s.st.Recalled {
+		sb, o.err = o.sb.again(o.sb.guest), s.recalled()
+	}
 	ended := core.Ended{Op: o.op, At: time.Now(), Failed: o.err != nil}
 	cmds, err := s.decide(ended, o.reply)
 	if err != nil {
@@ -259,11 +267,26 @@ func (s *session) perform(o *operation) {
 	}
 	s.mu.Unlock()
 	if sb != nil && len(cmds) > 0 {
-		if err := s.serve(sb, nil); err != nil && o.err == nil {
+		if err := s.serveAgain(o, sb); err != nil && o.err == nil {
 			o.reply, o.err = nil, err
 		}
 	}
 	close(o.done)
+}
+
+// serveAgain serves what an operation gave: after a wake nothing runs in it yet.
+func (s *session) serveAgain(o *operation, sb *sandbox) error {
+	if o.op == core.OpWake || s.h.bare {
+		return s.serve(sb, nil)
+	}
+	ctx, cancel := context.WithTimeout(s.h.ctx, s.h.cfg.Hello)
+	defer cancel()
+	running, err := box.RunningExecs(ctx, sb.guest)
+	if err != nil {
+		s.lose(sb, false, "the guest does not answer: "+err.Error())
+		return err
+	}
+	return s.serve(sb, running)
 }
 
 func (h *host) link(sb *sandbox, s *session) {

@@ -117,6 +117,21 @@ func (s *Store) Put(r Record) error {
 	return s.write("store record", r.Session, func(b *bbolt.Bucket) error { return b.Put([]byte(r.Session), raw) })
 }
 
+// PutSoon stores r with the next sync, without waiting for it. A later write that returned, of any
+// session, says that this one is stored too.
+func (s *Store) PutSoon(r Record) error {
+	r.Version = max(r.Version, Version)
+	raw, err := encode(r)
+	if err != nil {
+		return errs.E("store record", errkind.Internal, r.Session.String(), err)
+	}
+	_, leader, err := s.enqueue("store record", r.Session, func(b *bbolt.Bucket) error { return b.Put([]byte(r.Session), raw) })
+	if leader {
+		go s.flush()
+	}
+	return err
+}
+
 // Remove forgets a session. Idempotent.
 func (s *Store) Remove(k ids.SessionKey) error {
 	return s.write("remove record", k, func(b *bbolt.Bucket) error { return b.Delete([]byte(k)) })
@@ -144,24 +159,30 @@ func (s *Store) All() ([]Record, error) {
 
 // write adds a change to the next transaction and waits for it.
 func (s *Store) write(op string, k ids.SessionKey, change func(*bbolt.Bucket) error) error {
-	s.mu.Lock()
-	if s.shut {
-		s.mu.Unlock()
-		return errs.E(op, errkind.Unavailable, k.String(), errClosed)
+	b, leader, err := s.enqueue(op, k, change)
+	if err != nil {
+		return err
 	}
-	if s.next == nil {
-		s.next = &batch{done: make(chan struct{})}
-	}
-	b := s.next
-	b.writes = append(b.writes, change)
-	leader := !s.busy
-	s.busy = true
-	s.mu.Unlock()
 	if leader {
 		s.flush()
 	}
 	<-b.done
 	return errs.Wrap(op, k.String(), b.err)
+}
+
+// enqueue adds a change to the next transaction. The leader has to flush.
+func (s *Store) enqueue(op string, k ids.SessionKey, change func(*bbolt.Bucket) error) (b *batch, leader bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut {
+		return nil, false, errs.E(op, errkind.Unavailable, k.String(), errClosed)
+	}
+	if s.next == nil {
+		s.next = &batch{done: make(chan struct{})}
+	}
+	s.next.writes = append(s.next.writes, change)
+	leader, s.busy = !s.busy, true
+	return s.next, leader, nil
 }
 
 // flush commits batches until none is waiting. Whoever found nobody flushing runs it.
