@@ -160,8 +160,14 @@ func (m *making) mountRoot(ctx context.Context) error {
 	if is, err := mounts.IsMount(point); err != nil || is {
 		return err
 	}
-	if err := os.MkdirAll(point, 0o711); err != nil {
+	if err := os.MkdirAll(point, 0o700); err != nil {
 		return err
+	}
+	if m.spec.Tier == driver.Container {
+		owner := int(m.d.firstID(m.rec.Slot))
+		if err := os.Chown(m.d.room(m.id), owner, owner); err != nil {
+			return err
+		}
 	}
 	if m.spec.Tier == driver.Container {
 		return m.space.Mount(ctx, m.spec.Image.Lower, m.spec.Disk, point)

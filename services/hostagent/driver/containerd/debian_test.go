@@ -101,7 +101,8 @@ func TestDebianWorksInEveryTierOnOneDisk(t *testing.T) {
 			spec := h.Spec(t, 10+i, epoch)
 			epoch++
 			spec.Tier, spec.Image, spec.Guest = tier, img, ""
-			spec.Init = []string{"/bin/sh", "-c", "exec 2>&1\n" + script}
+			// It lives on until it is stopped: a pipe that nobody writes any more opens for nobody.
+			spec.Init = []string{"/bin/sh", "-c", "exec 2>&1\n" + script + "\nexec sleep 300"}
 			spec.Limits.PIDs, spec.Limits.MemoryBytes = 512, 1<<30 // xz takes much
 			sb, err := d.Create(context.Background(), spec)
 			if err != nil {

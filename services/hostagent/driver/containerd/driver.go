@@ -252,10 +252,14 @@ func (d *Driver) Close() error {
 	return nil
 }
 
-func (d *Driver) sandboxes() string                { return filepath.Join(d.cfg.State, "sandboxes") }
-func (d *Driver) folder(id ids.SandboxID) string   { return filepath.Join(d.sandboxes(), string(id)) }
-func (d *Driver) roots() string                    { return filepath.Join(d.cfg.Run, "roots") }
-func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.roots(), string(id)) }
+func (d *Driver) sandboxes() string              { return filepath.Join(d.cfg.State, "sandboxes") }
+func (d *Driver) folder(id ids.SandboxID) string { return filepath.Join(d.sandboxes(), string(id)) }
+func (d *Driver) roots() string                  { return filepath.Join(d.cfg.Run, "roots") }
+
+// room is the folder around a sandbox's root, which only its own first process may pass: users of
+// the host must not read what a session left open to all of its own.
+func (d *Driver) room(id ids.SandboxID) string     { return filepath.Join(d.roots(), string(id)) }
+func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.room(id), "root") }
 func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
 func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
 func (d *Driver) runscConfig() string              { return filepath.Join(d.cfg.State, "runsc", "config.toml") }

@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -97,6 +98,36 @@ func TestAnExistingContainerd(t *testing.T) {
 			if err := c.d.Stop(t.Context(), c.want.ID); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// TestUsersOfTheHostReadNoSession: a user of the host without rights reaches neither a session's
+// files, which it may have left open to all of its own, nor its channel, nor the driver's state.
+func TestUsersOfTheHostReadNoSession(t *testing.T) {
+	h := newHost(t)
+	if err := os.Chmod(h.dir, 0o711); err != nil { // the state's own modes are what counts
+		t.Fatal(err)
+	}
+	d := openDriver(t, h)
+	for i, tier := range h.cfg.Tiers {
+		sb, _ := start(t, d, h.Spec(t, 20+i, 1), tier)
+		for _, path := range []string{filepath.Join(d.root(sb.ID), "etc/changed"), d.roots(), sb.Channel.Stdin, sb.Channel.Stdout,
+			filepath.Join(d.folder(sb.ID), recordFile), filepath.Join(h.dir, "disks/sessions")} {
+			if _, err := os.Lstat(path); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+			cmd := exec.Command("dd", "if="+path, "bs=1", "count=1", "iflag=nonblock")
+			if filepath.Ext(path) == "" && !strings.Contains(path, "changed") && !strings.Contains(path, "std") {
+				cmd = exec.Command("ls", path)
+			}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}
+			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "ermission denied") {
+				t.Errorf("%s: any user of the host reads %s: %v %s", tier, path, err, out)
+			}
+		}
+		if err := d.Stop(t.Context(), sb.ID); err != nil {
+			t.Error(err)
 		}
 	}
 }

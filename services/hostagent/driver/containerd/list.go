@@ -101,7 +101,7 @@ func (d *Driver) parts(id ids.SandboxID) []string {
 	if exists(d.folder(id)) {
 		out = append(out, "folder")
 	}
-	if exists(d.root(id)) {
+	if exists(d.room(id)) {
 		out = append(out, "root")
 	}
 	if d.cgroup.Exists(d.cgroupOf(id)) {

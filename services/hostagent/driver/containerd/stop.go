@@ -103,7 +103,7 @@ func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
 		err := unix.Unmount(d.root(id), unix.UMOUNT_NOFOLLOW)
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			mounts.Reclaim(d.root(id)) // a copy anywhere would keep the session's disk busy
-			return removeEmpty(d.root(id))
+			return errors.Join(removeEmpty(d.root(id)), removeEmpty(d.room(id)))
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {
 			return fmt.Errorf("unmount root: %w", err)

@@ -72,6 +72,7 @@ func (s *suite) run(t *testing.T) {
 		{"host paths are read-only", isolated, "it does not isolate", s.hostPaths},
 		{"there is no network", isolated, "it does not isolate", s.network},
 		{"neighbours are invisible", isolated, "it does not isolate", s.neighbours},
+		{"nothing of the host leaks in", isolated, "it does not isolate", s.leaks},
 		{"the disk persists", disk, "it has no disk", s.persists},
 		{"owners on disk are the container's", disk, "it has no disk", s.owners},
 		{"set-user-id programs give nothing", isolated, "it does not isolate", s.setuid},
