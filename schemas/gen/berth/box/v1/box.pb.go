@@ -2224,7 +2224,8 @@ func (x *WatchEvent) GetWhat() string {
 	return ""
 }
 
-// Checkpoint commits a manifest: the only acknowledgement that survives the loss of a host.
+// Checkpoint commits a manifest. Once snapshots reach object storage, it is the only acknowledgement
+// that survives the loss of a host; in this release the disk itself is on one host.
 type Checkpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
