@@ -201,9 +201,5 @@ func (h *host) reattach(ctx context.Context, sb *sandbox) (*sandbox, []string, e
 		_ = conn.Close()
 		return nil, nil, err
 	}
-	fresh := &sandbox{Sandbox: sb.Sandbox, guest: conn, place: sb.place}
-	sb.activate.Lock()
-	fresh.activated = sb.activated
-	sb.activate.Unlock()
-	return fresh, running, nil
+	return sb.again(conn), running, nil
 }

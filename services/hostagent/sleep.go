@@ -15,6 +15,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
 )
@@ -64,7 +65,7 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	began := time.Now()
 	var m disk.Manifest
 	t.do("host.lease", func(context.Context) error { return h.lease.check() })
-	t.do("host.guest.quiesce", func(ctx context.Context) error { s.quiesce(ctx, o.sb); return nil })
+	t.do("host.guest.quiesce", func(ctx context.Context) error { return s.quiesce(ctx, o.sb) })
 	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
 	t.do("host.disk.seal", func(ctx context.Context) (err error) {
 		m, err = h.disks.Seal(ctx, k, o.rec.Epoch)
@@ -90,10 +91,20 @@ func (o *operation) diskKey() disk.Key {
 	return disk.Key{Session: o.rec.Session, Generation: o.rec.Generation}
 }
 
-// quiesce asks the guest to end its processes. A guest that does not answer is killed anyway.
-func (s *session) quiesce(ctx context.Context, sb *sandbox) {
-	if sb == nil || sb.guest == nil {
-		return
+// recalled is the answer to a sleep that an open took back. mu is held.
+func (s *session) recalled() error {
+	return errs.E("sleep", errkind.Busy, s.key.String(), &core.Refusal{
+		Kind: errkind.Busy, Reason: "the session was opened before it slept", Since: time.Now()})
+}
+
+// quiesce asks the guest to end its processes, unless the sleep was taken back. A guest that does
+// not answer is killed anyway.
+func (s *session) quiesce(ctx context.Context, sb *sandbox) error {
+	s.mu.Lock()
+	_, err := s.decide(core.Stop{}, nil)
+	s.mu.Unlock()
+	if err != nil || sb == nil || sb.guest == nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.Grace+5*time.Second)
 	defer cancel()
@@ -101,6 +112,7 @@ func (s *session) quiesce(ctx context.Context, sb *sandbox) {
 	if err != nil || q.Remaining > 0 {
 		s.h.log.Warn("processes did not end in time", "session", s.key, "remaining", q.Remaining, "error", err)
 	}
+	return nil
 }
 
 // remove takes all compute away; the disk stays attached.

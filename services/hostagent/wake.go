@@ -37,6 +37,14 @@ type sandbox struct {
 	activated bool
 }
 
+// again is the same compute with another channel, or another data plane: whoever minds the sandbox
+// as it was before lets go of it.
+func (sb *sandbox) again(guest *hostend.Conn) *sandbox {
+	sb.activate.Lock()
+	defer sb.activate.Unlock()
+	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated}
+}
+
 // wakeTime bounds a wake whose request has no deadline.
 const wakeTime = 5 * time.Minute
 

@@ -28,7 +28,7 @@ const testHost ids.Host = "h1"
 type box struct {
 	generation, epoch, running string
 	manifest                   string
-	disk                       bool
+	disk, recalled             bool
 }
 
 // fakeHost is a host in memory on the real subjects. It keeps the contract:
@@ -102,9 +102,12 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 		b = &box{generation: g}
 		h.boxes[r.GetSession().GetSession()] = b
 		origin = corev1.Origin_ORIGIN_CREATED
+	case b.running == e:
+		b.recalled = true
 	case r.GetFresh():
 		origin = corev1.Origin_ORIGIN_CREATED
 	}
+	b.recalled = b.recalled && b.epoch == e
 	b.epoch, b.running, b.disk = e, e, true
 	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
@@ -124,7 +127,8 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	case b == nil || b.running != e:
 		h.mu.Unlock()
 		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")
-	case h.busy && !r.GetForce():
+	case b.recalled || h.busy && !r.GetForce():
+		b.recalled = false
 		h.mu.Unlock()
 		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.Now()}, nil
 	}

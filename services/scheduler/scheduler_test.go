@@ -232,11 +232,34 @@ func TestSleepCancelledByOpen(t *testing.T) {
 	open := h.block("sleep")
 	go func() { _, _ = w.close(1, "r2") }()
 	h.await(t, "sleep")
+	go func() { h.await(t, "wake"); open() }()
 	r := must[wakeReply](t)(w.open(1, "r3"))
-	open()
 	if r.GetState() != corev1.State_STATE_ACTIVE || !proto.Equal(first.GetSession(), r.GetSession()) {
 		t.Errorf("an open while processes still run should keep the epoch: %v", r)
 	}
+}
+
+// The request to recall overtakes the sleep, which then takes place: the open is answered by a wake.
+func TestSleepThatIsNotRecalled(t *testing.T) {
+	w := newWorld(t, nil)
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	first := must[wakeReply](t)(w.open(1, "r1"))
+	open := h.block("sleep")
+	go func() { _, _ = w.close(1, "r2") }()
+	h.await(t, "sleep")
+	go func() {
+		h.await(t, "wake")
+		h.mu.Lock()
+		h.boxes[testKey(1).String()].recalled = false
+		h.mu.Unlock()
+		open()
+	}()
+	r := must[wakeReply](t)(w.open(1, "r3"))
+	if r.GetState() != corev1.State_STATE_ACTIVE || proto.Equal(first.GetSession(), r.GetSession()) {
+		t.Errorf("an open after the host went to sleep should have a new epoch: %v", r)
+	}
+	w.events(1, "admitted placed active admitted asleep placed active")
 }
 
 func TestBusyHostRefusesSleep(t *testing.T) {

@@ -151,16 +151,14 @@ func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
 }
 
 // recall asks the host to keep a session that is going to sleep awake, which
-// it does while processes still run; otherwise the sleep goes on.
+// it does until it signals the first process; otherwise the sleep goes on. What
+// came of it is the word of the sleep itself, which then answers busy: two
+// requests may reach the host in either order.
 func (l *leader) recall(ctx context.Context, s *core.Session) {
 	hctx, cancel := l.wakeContext(ctx, s)
 	defer cancel()
 	if _, err := callHost[*hostv1.WakeReply](hctx, l, s.Host, "wake", wakeRequest(hctx, s)); err != nil {
 		l.log.Debug("a sleep goes on in spite of an open", "session", s.Key, "reason", err)
-		return
-	}
-	if _, err := l.apply(ctx, core.Entry{SleepRefused: &core.SleepRefused{Ref: refOf(s)}}); err != nil && ctx.Err() == nil {
-		l.log.Warn("cannot record a recalled sleep", "session", s.Key, "error", err)
 	}
 }
 

@@ -4,7 +4,8 @@
 //
 //   - nobody acts on a session without an exact match of generation and epoch: an older epoch is
 //     refused as stale, a newer one supersedes what is here;
-//   - an epoch that was once awake and ended is never awake again;
+//   - an epoch that was once awake and ended is never awake again; a sleep has not ended anything
+//     until it signals the first process, and can be taken back until then;
 //   - work is admitted and sleep is granted by the same function on the same state, so that a
 //     caller who holds one lock around Decide can never put a busy session to sleep;
 //   - delete is legal in every phase, also while a wake or a sleep is running;
@@ -42,6 +43,10 @@ type State struct {
 	Slept bool
 	// Running: an operation for the phase is under way.
 	Running bool
+	// Stopping: the sleep has come to its first signal; from there it cannot be taken back.
+	Stopping bool
+	// Recalled: the sleep was taken back; it ends without having touched anything.
+	Recalled bool
 	// Work counts what keeps the session awake: streams and running execs.
 	Work         int
 	LastActivity time.Time
@@ -147,6 +152,9 @@ type Adopt struct {
 // of the session's compute.
 type Disown struct{}
 
+// Stop asks whether the sleep that is running may signal the processes now.
+type Stop struct{}
+
 // Ended is the end of the operation that was started last.
 type Ended struct {
 	Op Op
@@ -163,4 +171,5 @@ func (Release) event() {}
 func (Lost) event()    {}
 func (Adopt) event()   {}
 func (Disown) event()  {}
+func (Stop) event()    {}
 func (Ended) event()   {}

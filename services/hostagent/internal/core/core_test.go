@@ -77,7 +77,7 @@ func show(s State) string {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{s.Running, "running"}, {s.Spent, "spent"}, {s.Slept, "slept"}} {
+	}{{s.Running, "running"}, {s.Stopping, "stopping"}, {s.Recalled, "recalled"}, {s.Spent, "spent"}, {s.Slept, "slept"}} {
 		if f.on {
 			b += " " + f.name
 		}
@@ -141,6 +141,8 @@ func parse(t *testing.T, words []string) Event {
 		return Adopt{g, e, at("at")}
 	case "disown":
 		return Disown{}
+	case "stop":
+		return Stop{}
 	case "ended":
 		return Ended{Op: Op(args["op"]), At: at("at"), Failed: failed}
 	}
@@ -186,7 +188,10 @@ func TestInvariants(t *testing.T) {
 				before.Work > 0 && !ev.(Sleep).Force {
 				t.Fatalf("a busy session went to sleep: %+v", before)
 			}
-			if next.Spent {
+			if next.Phase == Sleeping && next.Stopping && next.Recalled {
+				t.Fatalf("a sleep that was taken back goes on: %+v", next)
+			}
+			if next.Spent && (next.Phase != Sleeping || next.Stopping || !next.Running) {
 				spent[key] = true
 			}
 			s = next
@@ -207,6 +212,9 @@ func drawEvent(t *rapid.T, running Op) Event {
 	at := epoch0.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "at")) * time.Second)
 	kinds := []Event{Wake{g, e}, Sleep{Generation: g, Epoch: e, IdleSince: at}, Sleep{Generation: g, Epoch: e, Force: true},
 		Delete{g}, Admit{g, e, at}, Release{at}, Lost{Epoch: e}, Disown{}}
+	if running == OpSleep {
+		kinds = append(kinds, Stop{})
+	}
 	if running != "" {
 		end := Ended{Op: running, At: at, Failed: rapid.Bool().Draw(t, "failed")}
 		kinds = append(kinds, end, end, end)

@@ -54,6 +54,8 @@ func Decide(s State, ev Event) (State, []Command, error) {
 		return adopt(s, ev)
 	case Disown:
 		return disown(s)
+	case Stop:
+		return stop(s)
 	case Ended:
 		return ended(s, ev)
 	}
@@ -110,6 +112,9 @@ func wakeSame(s State) (State, []Command, error) {
 	switch {
 	case s.Phase == Awake:
 		return s, []Command{Settled{}}, nil
+	case s.Phase == Sleeping && s.Running && !s.Stopping:
+		s.Recalled = true
+		return s, []Command{Retry{}}, nil
 	case s.Spent:
 		return s, nil, refuse(errkind.StaleEpoch, "epoch %s was awake here and is over", s.Epoch)
 	case s.Phase == Waking && s.Running:
@@ -149,7 +154,7 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		if s.Running {
 			return s, []Command{Join{}}, nil
 		}
-		s.Running = true
+		s.Running, s.Stopping = true, true
 		return s, []Command{Start{OpSleep}}, nil
 	case Waking:
 		return s, nil, &Refusal{Kind: errkind.Busy, Reason: "the session is waking", Since: s.LastActivity}
@@ -163,8 +168,20 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		return s, []Command{Retry{}}, nil
 	}
 	// The compute was lost; its disk is here and its state can still be committed.
-	s.Phase, s.Running, s.Spent = Sleeping, true, true
+	s.Phase, s.Running, s.Spent, s.Stopping = Sleeping, true, true, true
 	return s, []Command{Start{OpSleep}}, nil
+}
+
+// stop is the point of no return of a sleep.
+func stop(s State) (State, []Command, error) {
+	if s.Phase != Sleeping || !s.Running {
+		return s, nil, refuse(errkind.Internal, "no sleep is running")
+	}
+	if s.Recalled {
+		return s, nil, refuse(errkind.Busy, "the session was opened before it slept")
+	}
+	s.Stopping = true
+	return s, nil, nil
 }
 
 func busy(s State, ev Sleep) error {
@@ -278,7 +295,12 @@ func disown(s State) (State, []Command, error) {
 }
 
 func ended(s State, ev Ended) (State, []Command, error) {
-	s.Running = false
+	recalled := s.Recalled
+	s.Running, s.Stopping, s.Recalled = false, false, false
+	if recalled {
+		s.Phase, s.Spent, s.LastActivity = Awake, false, later(s.LastActivity, ev.At)
+		return s, []Command{Serve{}}, nil
+	}
 	if ev.Failed {
 		return endedBadly(s, ev)
 	}
