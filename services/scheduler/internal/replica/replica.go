@@ -23,8 +23,6 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
-	"go.etcd.io/bbolt"
 )
 
 // Peer is one replica of the group.
@@ -57,7 +55,7 @@ type Replica struct {
 	cfg    Config
 	raft   *raft.Raft
 	fsm    *machine
-	bolt   *raftboltdb.BoltStore
+	log    *logStore
 	dog    *watchdog
 	leader chan bool
 	done   chan struct{}
@@ -117,21 +115,11 @@ func defaults(cfg Config) Config {
 }
 
 func (r *Replica) start() (err error) {
-	r.bolt, err = raftboltdb.New(raftboltdb.Options{
-		Path:                    filepath.Join(r.cfg.Dir, "log.db"),
-		MsgpackUseNewTimeFormat: true,
-		BoltOptions: &bbolt.Options{
-			Timeout: 2 * time.Second, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
-		},
-	})
-	if err != nil {
-		if errors.Is(err, bbolt.ErrTimeout) {
-			return fmt.Errorf("another process uses %s", r.cfg.Dir)
-		}
-		return fmt.Errorf("open log: %w", err)
-	}
-	r.dog = newWatchdog(r.bolt, r.bolt, r.cfg.HungAfter, r.cfg.Fatal)
 	logger := newLogger(r.cfg.Log)
+	if r.log, err = openLog(r.cfg.Dir, logger); err != nil {
+		return err
+	}
+	r.dog = newWatchdog(r.log.entries, r.log.stable, r.cfg.HungAfter, r.cfg.Fatal)
 	snaps, err := raft.NewFileSnapshotStoreWithLogger(r.cfg.Dir, 3, logger)
 	if err != nil {
 		return fmt.Errorf("open snapshots: %w", err)
@@ -277,8 +265,8 @@ func (r *Replica) release() {
 	if r.dog != nil {
 		r.dog.stop()
 	}
-	if r.bolt != nil {
-		_ = r.bolt.Close()
+	if r.log != nil {
+		_ = r.log.close()
 	}
 }
 

@@ -72,6 +72,13 @@ func (w *watchdog) guard() func() {
 	}
 }
 
+// IsMonotonic implements raft.MonotonicLogStore as the log below does: raft then
+// empties a log that a snapshot has overtaken.
+func (w *watchdog) IsMonotonic() bool {
+	m, ok := w.LogStore.(raft.MonotonicLogStore)
+	return ok && m.IsMonotonic()
+}
+
 // StoreLog implements raft.LogStore.
 func (w *watchdog) StoreLog(l *raft.Log) error {
 	defer w.guard()()
