@@ -81,6 +81,7 @@ type Agent struct {
 	watches  atomic.Int32
 	ringUsed atomic.Int64
 	calls    atomic.Int32
+	accounts accounts
 
 	mu       sync.Mutex
 	execs    map[string]*execution

@@ -145,9 +145,11 @@ func (c *call) decode(v any) error {
 	return nil
 }
 
-func (c *call) send(f wire.Frame) error {
-	f.Stream = c.stream
-	return c.out.send(c.att, f)
+func (c *call) send(frames ...wire.Frame) error {
+	for i := range frames {
+		frames[i].Stream = c.stream
+	}
+	return c.out.send(c.att, frames...)
 }
 
 func (c *call) reply(t wire.Type, v any) {

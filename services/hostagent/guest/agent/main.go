@@ -72,6 +72,8 @@ func takeChannel(args []string, opts *Options) (in, out *os.File, err error) {
 		}
 	}
 	if in == nil {
+		// Without a thread that is blocked in read, what was read is handled by the thread that read it.
+		_ = unix.SetNonblock(0, true)
 		if in, err = duplicate(0, "channel-in"); err != nil {
 			return nil, nil, err
 		}

@@ -46,12 +46,12 @@ func (o *output) setDrained() { o.once.Do(func() { close(o.drained) }) }
 // copy reads until the last writer is gone.
 func (o *output) copy() {
 	defer func() {
-		o.setDrained()
 		x := o.exec
 		x.mu.Lock()
 		x.open--
 		x.cond.Broadcast()
 		x.mu.Unlock()
+		o.setDrained() // after the end is known, so that exit and end leave in one write
 		_ = o.file.Close()
 	}()
 	raw, err := o.file.SyscallConn()

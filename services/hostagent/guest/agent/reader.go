@@ -37,14 +37,14 @@ func (c *call) follow(x *execution, from wire.Offsets, existing bool) (any, erro
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
 	for {
-		frame, err := x.next(c.ctx, r, (*buf)[:wire.MaxPayload])
+		frames, err := x.next(c.ctx, r, (*buf)[:wire.MaxPayload])
 		if err != nil {
 			return nil, err
 		}
-		if err := c.send(frame); err != nil {
+		if err := c.send(frames...); err != nil {
 			return nil, err
 		}
-		if frame.Type == wire.TypeEnd {
+		if frames[len(frames)-1].Type == wire.TypeEnd {
 			return nil, nil
 		}
 	}
@@ -73,29 +73,37 @@ func (x *execution) setReader(ctx context.Context, r *reader) error {
 	return nil
 }
 
-// next waits for the next frame to send. Its payload lies in buf.
-func (x *execution) next(ctx context.Context, r *reader, buf []byte) (wire.Frame, error) {
+// next waits for the next frames to send: some output, or the exit and what is
+// behind it. A payload may lie in buf.
+func (x *execution) next(ctx context.Context, r *reader, buf []byte) ([]wire.Frame, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for {
 		switch {
 		case ctx.Err() != nil:
-			return wire.Frame{}, ctx.Err()
+			return nil, ctx.Err()
 		case x.reader != r && x.reader != nil:
-			return wire.Frame{}, wire.Failf(wire.KindReplaced, "another reader attached to exec %s", x.key)
+			return nil, wire.Failf(wire.KindReplaced, "another reader attached to exec %s", x.key)
 		case x.reader != r:
-			return wire.Frame{}, wire.Failf(wire.KindCancelled, "exec %s was detached", x.key)
+			return nil, wire.Failf(wire.KindCancelled, "exec %s was detached", x.key)
 		}
+		var frames []wire.Frame
 		if f, ok := x.nextOutput(r, buf); ok {
-			return f, nil
+			frames = append(frames, f)
 		}
 		if x.exit != nil && !r.exitSent && r.pos[0] >= x.exit.Output.Stdout && r.pos[1] >= x.exit.Output.Stderr {
-			r.exitSent = true
 			payload, err := json.Marshal(x.exit)
-			return wire.Frame{Type: wire.TypeExit, Payload: payload}, err
+			if err != nil {
+				return nil, err
+			}
+			r.exitSent = true
+			frames = append(frames, wire.Frame{Type: wire.TypeExit, Payload: payload})
 		}
 		if r.exitSent && x.open == 0 && r.pos[0] == x.ring.lanes[0].end && r.pos[1] == x.ring.lanes[1].end {
-			return wire.Frame{Type: wire.TypeEnd, Offset: r.pos[0]}, nil
+			frames = append(frames, wire.Frame{Type: wire.TypeEnd, Offset: r.pos[0]})
+		}
+		if len(frames) > 0 {
+			return frames, nil
 		}
 		x.cond.Wait()
 	}

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,12 +21,18 @@ type reaper struct {
 	all  bool // collect every child, as PID 1 must
 	gate sync.RWMutex
 
+	born chan struct{} // a process was started
+
 	mu    sync.Mutex
 	procs map[int]func(syscall.WaitStatus, error)
 }
 
+// orphanLook is how often an agent without children looks for new ones: only
+// what a runtime put into the sandbox from outside can appear without a start.
+const orphanLook = 5 * time.Second
+
 func newReaper(all bool) *reaper {
-	return &reaper{all: all, procs: map[int]func(syscall.WaitStatus, error){}}
+	return &reaper{all: all, born: make(chan struct{}, 1), procs: map[int]func(syscall.WaitStatus, error){}}
 }
 
 // spawn starts a process; exited is called once, with its status or with the
@@ -42,6 +49,11 @@ func (r *reaper) spawn(start func() (int, error), exited func(syscall.WaitStatus
 	r.mu.Unlock()
 	if !r.all {
 		go r.waitOne(pid)
+		return pid, nil
+	}
+	select {
+	case r.born <- struct{}{}:
+	default:
 	}
 	return pid, nil
 }
@@ -59,23 +71,40 @@ func (r *reaper) signalGroup(pid int, sig syscall.Signal) error {
 	return unix.Kill(-pid, sig)
 }
 
-// run collects children until ctx is done. It looks once at the beginning and
-// after each SIGCHLD, of which one may stand for many.
+// run collects children until ctx is done and no child is left. One thread
+// waits for all of them: the kernel wakes it at an exit, while a signal would
+// take the way through a handler and two goroutines.
 func (r *reaper) run(ctx context.Context) {
 	if !r.all {
 		return
 	}
-	child := make(chan os.Signal, 1)
-	signal.Notify(child, unix.SIGCHLD)
-	defer signal.Stop(child)
+	muteChildSignal()
 	for {
-		r.collect()
+		err := retryEINTR(func() error {
+			return unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		})
+		if err == nil {
+			r.collect()
+			runtime.Gosched() // whom it concerns goes first: the next wait keeps this thread
+			continue
+		}
+		look := time.NewTimer(orphanLook)
 		select {
-		case <-child:
+		case <-r.born:
+		case <-look.C:
 		case <-ctx.Done():
+			look.Stop()
 			return
 		}
+		look.Stop()
 	}
+}
+
+// muteChildSignal undoes the handler that the runtime has for SIGCHLD. By
+// default the kernel does not deliver it at all, and keeps zombies for wait.
+func muteChildSignal() {
+	var deflt [8]uintptr // struct sigaction: SIG_DFL, no flags, empty mask
+	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&deflt)), 0, 8, 0, 0)
 }
 
 // collect takes every status that there is.

@@ -40,9 +40,9 @@ type sender struct {
 	current atomic.Pointer[attachment]
 }
 
-// send writes a frame that belongs to att. The first frame of an attach is
-// preceded by the echo of its sync record.
-func (s *sender) send(att *attachment, f wire.Frame) error {
+// send writes frames that belong to att, at once. The first frame of an attach
+// is preceded by the echo of its sync record.
+func (s *sender) send(att *attachment, frames ...wire.Frame) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current.Load() != att || att.broken {
@@ -53,8 +53,10 @@ func (s *sender) send(att *attachment, f wire.Frame) error {
 		s.buf = wire.AppendSync(s.buf, att.sync)
 	}
 	var err error
-	if s.buf, err = wire.AppendFrame(s.buf, f); err != nil {
-		return fmt.Errorf("agent: encode frame: %w", err)
+	for _, f := range frames {
+		if s.buf, err = wire.AppendFrame(s.buf, f); err != nil {
+			return fmt.Errorf("agent: encode frame: %w", err)
+		}
 	}
 	att.greeted = true
 	if _, err := s.w.Write(s.buf); err != nil {

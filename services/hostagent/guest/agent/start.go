@@ -2,12 +2,13 @@ package agent
 
 import (
 	"crypto/sha256"
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -40,10 +41,7 @@ func (a *Agent) startOnce(req *wire.ExecStart) (*execution, bool, error) {
 	if err := checkStart(req); err != nil {
 		return nil, false, err
 	}
-	digest, err := digestOf(*req)
-	if err != nil {
-		return nil, false, err
-	}
+	digest := digestOf(req)
 	key := string(req.Key)
 	a.mu.Lock()
 	if x := a.execs[key]; x != nil {
@@ -114,13 +112,29 @@ func checkStart(req *wire.ExecStart) error {
 }
 
 // digestOf covers what makes two starts the same; where to read from does not.
-func digestOf(req wire.ExecStart) ([32]byte, error) {
-	req.From, req.Detached = wire.Offsets{}, false
-	b, err := json.Marshal(req)
-	if err != nil {
-		return [32]byte{}, fmt.Errorf("digest of start: %w", err)
+func digestOf(req *wire.ExecStart) [32]byte {
+	var b []byte
+	add := func(texts ...wire.Text) {
+		b = binary.AppendUvarint(b, uint64(len(texts)))
+		for _, t := range texts {
+			b = binary.AppendUvarint(b, uint64(len(t)))
+			b = append(b, t...)
+		}
 	}
-	return sha256.Sum256(b), nil
+	add(req.Argv...)
+	add(req.Env...)
+	add(req.Key, req.Cwd, req.User)
+	var pty, stdin uint64
+	if req.PTY != nil {
+		pty = 1<<32 | uint64(req.PTY.Rows)<<16 | uint64(req.PTY.Cols)
+	}
+	if req.Stdin {
+		stdin = 1
+	}
+	for _, n := range []uint64{pty, stdin, uint64(req.Timeout)} {
+		b = binary.BigEndian.AppendUint64(b, n)
+	}
+	return sha256.Sum256(b)
 }
 
 // launch starts the process of x.
@@ -288,11 +302,11 @@ func openStdio(x *execution, req *wire.ExecStart, user *account) (*stdio, error)
 		}
 		s.owned, s.child[0], in = append(s.owned, r), uintptr(r), os.NewFile(uintptr(w), "stdin")
 	} else {
-		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err := nullInput()
 		if err != nil {
-			return fail(fmt.Errorf("open /dev/null: %w", err))
+			return fail(err)
 		}
-		s.owned, s.child[0] = append(s.owned, fd), uintptr(fd)
+		s.child[0] = fd
 	}
 	s.stdin = newStdin(in, false)
 	for i, sub := range outputs {
@@ -310,6 +324,15 @@ func newOutput(x *execution, sub wire.Sub, f *os.File, pty bool) *output {
 	return &output{exec: x, sub: sub, file: f, pty: pty, drained: make(chan struct{})}
 }
 
+// nullInput is /dev/null, open as long as the agent lives.
+var nullInput = sync.OnceValues(func() (uintptr, error) {
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open /dev/null: %w", err)
+	}
+	return uintptr(fd), nil
+})
+
 // pipe makes a pipe whose agent side does not block, while the child's does.
 func pipe(agentReads bool) (r, w int, err error) {
 	var p [2]int
@@ -320,7 +343,11 @@ func pipe(agentReads bool) (r, w int, err error) {
 	if agentReads {
 		ours = p[0]
 	}
-	if err := unix.SetNonblock(ours, true); err != nil {
+	flags := unix.O_NONBLOCK | unix.O_WRONLY
+	if agentReads {
+		flags = unix.O_NONBLOCK | unix.O_RDONLY
+	}
+	if _, err := unix.FcntlInt(uintptr(ours), unix.F_SETFL, flags); err != nil {
 		_, _ = unix.Close(p[0]), unix.Close(p[1])
 		return 0, 0, fmt.Errorf("pipe: %w", err)
 	}

@@ -6,7 +6,9 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
+	"time"
 
 	"github.com/moby/sys/user"
 	"golang.org/x/sys/unix"
@@ -24,11 +26,66 @@ type account struct {
 	groups     []uint32
 }
 
+// maxAccounts bounds the accounts that are remembered.
+const maxAccounts = 64
+
+// accounts remembers who a user was found to be, for as long as the databases
+// are the same files with the same times.
+type accounts struct {
+	mu     sync.Mutex
+	stamps [2]stamp
+	found  map[string]*account
+}
+
+// stamp tells one content of a file from another.
+type stamp struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+// settled is the age from which on a file's times tell every change: clocks of
+// file systems are coarse.
+const settled = 2 * time.Second
+
+// stampOf returns the stamp of a file, and false for one that cannot be relied on.
+func stampOf(path string) (stamp, bool) {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return stamp{}, false
+	}
+	age := time.Since(time.Unix(st.Ctim.Unix()))
+	return stamp{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}, age > settled
+}
+
 // user resolves "name", "uid", "name:group", "uid:gid"; "" is the default user.
+// The account is shared: nobody changes it.
 func (a *Agent) user(spec string) (*account, error) {
 	if spec == "" {
 		spec = a.opts.DefaultUser
 	}
+	passwd, ok1 := stampOf(a.opts.Passwd)
+	group, ok2 := stampOf(a.opts.Group)
+	if !ok1 || !ok2 {
+		return a.resolve(spec)
+	}
+	c := &a.accounts
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := [2]stamp{passwd, group}; c.stamps != now || len(c.found) >= maxAccounts {
+		c.stamps, c.found = now, map[string]*account{}
+	}
+	if u := c.found[spec]; u != nil {
+		return u, nil
+	}
+	u, err := a.resolve(spec)
+	if err == nil {
+		c.found[spec] = u
+	}
+	return u, err
+}
+
+func (a *Agent) resolve(spec string) (*account, error) {
 	passwd, err := readUserDB(a.opts.Passwd)
 	if err != nil {
 		return nil, err

@@ -193,13 +193,15 @@ func (s *ExecStream) Detach(ctx context.Context) error {
 // its ring is full, until it is attached again or detached.
 func (s *ExecStream) Close() {
 	s.mu.Lock()
-	first := !s.closed
+	first, over := !s.closed, s.err != nil
 	s.closed = true
 	s.queue = nil
 	s.last = [2]*Event{}
 	s.mu.Unlock()
-	if first {
+	if first && !over {
 		s.conn.cancel(s.id)
+	}
+	if first {
 		s.signal()
 	}
 }
