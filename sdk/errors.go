@@ -70,6 +70,7 @@ var (
 	ErrUnavailable     = OfKind(errkind.Unavailable)     // a needed part cannot be reached
 	ErrStaleEpoch      = OfKind(errkind.StaleEpoch)      // the session slept or moved since; Reopen the handle
 	ErrReplayMismatch  = OfKind(errkind.ReplayMismatch)  // the request id was used with another body
+	ErrSuperseded      = OfKind(errkind.Superseded)      // a later delete, sleep or wake made the request moot
 	ErrTooLarge        = OfKind(errkind.TooLarge)        // above the stated bound
 	ErrQuota           = OfKind(errkind.Quota)           // the session's or tenant's limit is reached
 	ErrCanceled        = OfKind(errkind.Canceled)        // the caller gave up

@@ -76,7 +76,8 @@ type access struct{ subject, hostKey, grant string }
 //
 // Errors: ErrInvalid, ErrUnauthenticated, ErrRefused (with a reason for the
 // user), ErrUnplaceable, ErrDeadline (it may still become active), ErrUnavailable,
-// ErrReplayMismatch.
+// ErrReplayMismatch, ErrSuperseded (the session that this RequestID opened is
+// not active any more, or was deleted since: ask with another one).
 func (c *Client) Open(ctx context.Context, o OpenOptions) (*Session, error) {
 	_, proof, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -171,9 +171,17 @@ func (c *check) openIsIdempotent() {
 	c.equal(a.Key(), b.Key())
 	c.equal(a.Origin(), b.Origin()) // the stored outcome, not a second open
 	c.must(b.Run(c.ctx, sdk.Command("true")))
-	o.MinTier = sdk.Container
-	_, err := c.Client.Open(c.ctx, o)
+	other := o
+	other.MinTier = sdk.Container
+	_, err := c.Client.Open(c.ctx, other)
 	c.is(err, sdk.ErrReplayMismatch)
+	// Once the session sleeps, the stored outcome opens nothing, and wakes nothing.
+	c.must(b.Close(c.ctx))
+	_, err = c.Client.Open(c.ctx, o)
+	c.is(err, sdk.ErrSuperseded)
+	c.equal(c.open(sdk.OpenOptions{User: o.User}).Origin(), sdk.Resumed)
+	_, err = c.Client.Open(c.ctx, o)
+	c.is(err, sdk.ErrSuperseded)
 }
 
 func (c *check) openByTheQueue() {

@@ -209,6 +209,10 @@ func (s *Server) once(who subjects.Caller, u user, env *identityv1.Envelope, has
 		}
 		reply := proto.Clone(old.reply).(*identityv1.Reply)
 		if o := reply.GetOpen(); o != nil {
+			x := s.sessions[key]
+			if x == nil || x.state != corev1.State_STATE_ACTIVE || !proto.Equal(x.ref(), o.GetSession()) {
+				return nil, fault{errkind.Superseded, "this request opened the session before, and it is not active any more; open it again with a new request id"}
+			}
 			return reply, s.mint(o, who, u, env.GetProofKey())
 		}
 		return reply, nil
