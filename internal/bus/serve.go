@@ -108,7 +108,10 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 		err := s.micro.AddEndpoint(endpoint, micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
 			if !s.begin() {
-				<-slots // stopped: the caller's next try finds another replica, or this one again
+				s.answer(r, name, func(context.Context, Request, []byte) ([]byte, error) {
+					return nil, errs.E("serve "+name, errkind.Unavailable, "", "the service is stopping")
+				})
+				<-slots
 				return
 			}
 			go func() {
