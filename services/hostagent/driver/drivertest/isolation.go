@@ -82,6 +82,18 @@ func (s *suite) privileges(t *testing.T) {
 		}
 	}
 	k.must(t, "thread")
+	for _, family := range []string{"1", "2", "10", "16"} { // unix, inet, inet6, netlink
+		if _, err := k.Do("try", "socket", family); err != nil {
+			t.Errorf("no socket of family %s: %v", family, err)
+		}
+	}
+	for _, family := range []string{"9", "21", "29", "30", "31", "38", "40", "44"} { // x25, rds, can, tipc, bluetooth, alg, vsock, xdp
+		if _, err := k.Do("try", "socket", family); err == nil {
+			t.Errorf("it may make a socket of family %s", family)
+		} else if s.tier == driver.Container && !strings.Contains(err.Error(), "not permitted") {
+			t.Errorf("a socket of family %s reaches the kernel: %v", family, err)
+		}
+	}
 	for _, path := range []string{"/proc/kcore", "/proc/keys", "/sys/firmware/x", "/dev/mem", "/dev/loop0", "/dev/kmsg"} {
 		if out, err := k.Do("read", path); err == nil && out != "" {
 			t.Errorf("it reads %s", path)

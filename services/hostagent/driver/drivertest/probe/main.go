@@ -183,6 +183,13 @@ func try(a []string) (string, error) {
 	case "raw":
 		_, err := syscall.Socket(syscall.AF_PACKET, syscall.SOCK_RAW, 0)
 		return "", err
+	case "socket":
+		family, _ := strconv.Atoi(a[1])
+		fd, err := syscall.Socket(family, syscall.SOCK_DGRAM, 0)
+		if err == nil {
+			_ = syscall.Close(fd)
+		}
+		return "", err
 	case "userns":
 		return "", syscall.Unshare(syscall.CLONE_NEWUSER)
 	case "keyring": // blocked by the seccomp profile alone
