@@ -25,12 +25,15 @@ type maker struct {
 	// bare: its sandboxes hold no guest agent, so they have no data plane. A sandbox without a wall
 	// must not run anybody's commands.
 	bare bool
+	// cgroup holds every process of the host's sandboxes; nil: there is none to freeze.
+	cgroup func(Config) string
 }
 
 // drivers lists every driver. A new one is added here and nowhere else.
 var drivers = map[string]maker{
-	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd},
-	driverNull:       {preflight: func(Config) error { return nil }, open: openNull, bare: true},
+	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd,
+		cgroup: func(c Config) string { return containerdConfig(c, nil).Cgroup }},
+	driverNull: {preflight: func(Config) error { return nil }, open: openNull, bare: true},
 }
 
 func containerdConfig(c Config, log *slog.Logger) containerd.Config {

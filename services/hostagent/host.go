@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/fence"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -40,6 +41,7 @@ type host struct {
 	inv    *inventory.Store
 	box    *box.Server
 	lease  *lease
+	fence  *fence.Fence // nil: no cgroup holds the sandboxes
 	log    *slog.Logger
 	meters meters
 	steps  steps.Runner

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/fence"
 	"github.com/berth-dev/berth/services/hostagent/internal/image"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
 )
@@ -97,6 +98,9 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.load(); err != nil {
 		return h, err
 	}
+	if err = h.openFence(); err != nil {
+		return h, err
+	}
 	if h.drv, err = drivers[cfg.Driver].open(ctx, cfg, log); err != nil {
 		return h, err
 	}
@@ -109,6 +113,19 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	}
 	h.box, err = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log, Ended: h.meters.stream})
 	return h, err
+}
+
+// openFence takes over the watchdog, or starts one, before anything can run here.
+func (h *host) openFence() (err error) {
+	cgroup := drivers[h.cfg.Driver].cgroup
+	if cgroup == nil {
+		return nil
+	}
+	if h.fence, err = fence.Start(h.cfg.Dir, cgroup(h.cfg), h.log); err != nil {
+		return errs.E("fence this host", errkind.Unavailable, string(h.id), err)
+	}
+	h.lease.fence = h.fence.Until
+	return nil
 }
 
 func (h *host) openDisks(ctx context.Context, load Loader) error {
@@ -258,6 +275,9 @@ func (h *host) close() error {
 	}
 	if h.drv != nil {
 		out = append(out, h.drv.Close())
+	}
+	if h.fence != nil {
+		out = append(out, h.fence.Close())
 	}
 	if h.disks != nil {
 		out = append(out, h.disks.Close())

@@ -4,21 +4,10 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/fence/watchdog"
 )
-
-// boottime is the time since the machine started, also while it was suspended; no clock change
-// moves it.
-func boottime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0 // cannot happen on Linux; a lease that never runs on is the safe side
-	}
-	return time.Duration(ts.Nano())
-}
 
 // lease is how long this host may act on its sessions. It is counted from before the request was
 // sent, so that it ends here before it ends at scheduler.
@@ -28,23 +17,32 @@ type lease struct {
 	margin time.Duration
 	until  time.Duration
 	term   time.Duration
+	// fence, if set, is told when this host must stop to act: from then on nothing of it may run.
+	fence func(at time.Duration)
 }
 
-func newLease(margin time.Duration) *lease { return &lease{now: boottime, margin: margin} }
+func newLease(margin time.Duration) *lease { return &lease{now: watchdog.Now, margin: margin} }
 
 // granted notes the answer to a request that was sent at sent.
 func (l *lease) granted(sent, term time.Duration) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.term = term
 	l.until = max(l.until, sent+term)
+	end, fence := l.end(), l.fence
+	l.mu.Unlock()
+	if fence != nil {
+		fence(end)
+	}
 }
+
+// end is the margin before the lease is over at scheduler. mu is held.
+func (l *lease) end() time.Duration { return l.until - min(l.margin, l.term/4) }
 
 // left is how long this host may still act.
 func (l *lease) left() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.until - min(l.margin, l.term/4) - l.now()
+	return l.end() - l.now()
 }
 
 // check is asked before every effect on a session.

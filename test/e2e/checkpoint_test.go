@@ -67,22 +67,29 @@ time.sleep(1000)
 	}
 }
 
-// killSandboxes kills every process in the cgroups of the installation's sandboxes, a sentry and
-// its gofer with them, in one go.
+// killSandboxes kills every process of the installation's sandboxes, a sentry and its gofer with
+// them, in one go.
 func killSandboxes(t *testing.T, e *testenv.Env) {
 	t.Helper()
-	n := 0
-	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
-	for _, file := range files {
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		raw, _ := os.ReadFile(file)
-		ours := func(mark string) bool { return strings.Contains(string(raw), mark) }
-		if slices.ContainsFunc(e.Marks, ours) && syscall.Kill(pid, syscall.SIGKILL) == nil {
-			n++
-		}
+	pids := sandboxed(e)
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	if n == 0 {
+	if len(pids) == 0 {
 		t.Fatal("no process of a sandbox was found")
 	}
-	t.Logf("killed %d processes", n)
+	t.Logf("killed %d processes", len(pids))
+}
+
+// sandboxed are the processes in the cgroups of the installation's sandboxes.
+func sandboxed(e *testenv.Env) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, file := range files {
+		raw, _ := os.ReadFile(file)
+		ours := func(mark string) bool { return strings.Contains(string(raw), mark) }
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && slices.ContainsFunc(e.Marks, ours) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }

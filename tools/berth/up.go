@@ -25,7 +25,7 @@ type upCmd struct {
 	Metrics      string        `help:"Serve Prometheus metrics on /metrics here." placeholder:"HOST:PORT"`
 	OTLP         string        `name:"otlp" help:"Send traces and metrics to this OTLP endpoint." placeholder:"URL"`
 	Spans        string        `help:"Append every span to this file, one JSON object a line." type:"path" placeholder:"FILE"`
-	LeaveRunning bool          `help:"Keep active sessions running when stopped; the next start adopts them."`
+	LeaveRunning bool          `help:"Keep active sessions in memory when stopped, frozen once the lease ends; the next start adopts them."`
 	LogLevel     string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"warn"`
 }
 

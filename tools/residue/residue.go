@@ -19,7 +19,7 @@ type Residue struct {
 }
 
 // programs are those whose processes count, besides all in a cgroup of ours.
-var programs = []string{"containerd", "runsc", "runc", "berth-guest", "/run/berth/guest"}
+var programs = []string{"containerd", "runsc", "runc", "berth-guest", "/run/berth/guest", "berth-watchdog"}
 
 // Take looks at the whole host.
 func Take() Residue {

@@ -34,8 +34,8 @@ type Config struct {
 	// Tenants of the development issuer, each on the plan "default" with the frontends named.
 	Tenants   []string `yaml:"tenants"`
 	Frontends []string `yaml:"frontends"`
-	// LeaveRunning keeps active sessions running when this process is asked to
-	// stop; otherwise they are put to sleep first.
+	// LeaveRunning keeps active sessions as they are when this process is asked to
+	// stop, frozen once the host's lease ends; otherwise they are put to sleep first.
 	LeaveRunning bool `yaml:"leave_running"`
 
 	Telemetry   obs.Config         `yaml:"telemetry"`
