@@ -8,6 +8,9 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
+// clockSkew is how far the clock that stamps requests may differ from the leader's.
+const clockSkew = 30 * time.Second
+
 // tickBound is how far leader time may lag behind the leader's clock.
 const tickBound = time.Minute
 
@@ -35,6 +38,9 @@ func (x *tx) delete(c *Delete) Outcome {
 	}
 	if t := x.s.Tombstone(c.Keys...); t != nil && c.StoredAt != 0 && c.StoredAt < t.StoredAt {
 		return refuse(errkind.Superseded, "a later delete of this session was committed before")
+	}
+	if c.StoredAt != 0 && c.StoredAt.Add(clockSkew) < old.CreatedAt {
+		return refuse(errkind.Superseded, "the session was created after this delete was stored")
 	}
 	return x.startedDelete(x.edit(old), c, "asked by the user")
 }

@@ -154,6 +154,23 @@ func TestOpenOlderThanCommittedDelete(t *testing.T) {
 	c.refused(c.apply(late), errkind.Superseded) // and in the next generation
 }
 
+// A delete that waited long takes nothing that was begun after it was asked for.
+func TestDeleteOlderThanTheSession(t *testing.T) {
+	c := newCell(t)
+	asked := c.now
+	c.now += time.Minute
+	c.open("acme", "sa", "r1", "h")
+	c.woke("sa", corev1.Origin_ORIGIN_CREATED)
+	c.refused(c.delete("sa", "d1", asked), errkind.Superseded)
+	if s := c.s.Session("sa"); s == nil || s.State != Active {
+		t.Errorf("the session is %+v", s)
+	}
+	// Clocks may differ a little: a delete is then done.
+	if out := c.delete("sa", "d2", c.now-10*time.Second); out.Refused != nil || out.Session.State != Deleting {
+		t.Errorf("outcome %+v (%+v)", out, out.Refused)
+	}
+}
+
 func TestClock31DaysAheadDeletesNothing(t *testing.T) {
 	c := newCell(t)
 	c.asleep("sa")
