@@ -96,8 +96,21 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 // Place is the text of session.json.
 func (g *gate) Place() string { return string(g.sb.place) }
 
-// OutOfMemory reports whether a process of the sandbox was ended for memory a moment ago.
-func (g *gate) OutOfMemory() bool { return g.s.h.hadOOM(g.sb.ID) }
+// OutOfMemory reports whether a process of the sandbox was ended for memory of which no exit told
+// yet. The kernel counts a kill before the process ends; the runtime's event comes later.
+func (g *gate) OutOfMemory() bool {
+	kills, ok := g.s.h.oomKills(g.sb.ID)
+	if !ok {
+		return g.s.h.hadOOM(g.sb.ID)
+	}
+	g.sb.activate.Lock()
+	defer g.sb.activate.Unlock()
+	if g.sb.oomTold >= kills {
+		return false
+	}
+	g.sb.oomTold++
+	return true
+}
 
 // serve opens the data plane of a sandbox and looks after its channel. running are execs that the
 // guest runs already.

@@ -275,6 +275,7 @@ func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, f d
 	if usable {
 		var err error
 		old := &sandbox{Sandbox: f.Sandbox, place: s.rec.Place}
+		old.oomTold, _ = s.h.oomKills(f.ID) // what the process before told is not known
 		if fresh, running, err = s.h.reattach(ctx, old); err != nil {
 			reason = "the guest does not answer: " + err.Error()
 		}

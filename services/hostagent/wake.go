@@ -33,8 +33,9 @@ type sandbox struct {
 	box   *box.Box // nil until served; of session.mu
 	place []byte
 
-	activate  sync.Mutex
+	activate  sync.Mutex // of what follows
 	activated bool
+	oomTold   uint64 // kills for memory that an exit told of
 }
 
 // again is the same compute with another channel, or another data plane: whoever minds the sandbox
@@ -42,7 +43,7 @@ type sandbox struct {
 func (sb *sandbox) again(guest *hostend.Conn) *sandbox {
 	sb.activate.Lock()
 	defer sb.activate.Unlock()
-	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated}
+	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated, oomTold: sb.oomTold}
 }
 
 // wakeTime bounds a wake whose request has no deadline.

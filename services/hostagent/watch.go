@@ -70,6 +70,16 @@ func exitReason(status uint32) string {
 	return fmt.Sprintf("the sandbox ended with status %d", status)
 }
 
+// oomKills is how many processes of a sandbox were ended for memory; ok is false if nobody counts.
+func (h *host) oomKills(id ids.SandboxID) (kills uint64, ok bool) {
+	m, ok := h.drv.(driver.Meter)
+	if !ok {
+		return 0, false
+	}
+	st, err := m.Stats(h.ctx, id)
+	return st.OOMKills, err == nil
+}
+
 // hadOOM reports whether memory ran out in a sandbox a moment ago.
 func (h *host) hadOOM(id ids.SandboxID) bool {
 	h.mu.Lock()

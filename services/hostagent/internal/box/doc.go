@@ -40,6 +40,7 @@ const (
 	maxStreams   = 256 // of one session
 	fewStreams   = 16  // have the whole credit each, more have less
 	maxOpenings  = 128 // of one session at once
+	maxKilled    = 1024
 	maxArgs      = 4096
 	maxText      = 96 << 10 // argv and environment together
 	maxPath      = 4096

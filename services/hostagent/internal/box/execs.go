@@ -272,7 +272,7 @@ func (b *Box) output(st *stream, e *hostend.ExecStream) error {
 		switch {
 		case o.Exit != nil:
 			x := exit(o.Exit)
-			x.Oom = o.Exit.Signal == int(syscall.SIGKILL) && b.gate.OutOfMemory()
+			x.Oom = o.Exit.Signal == int(syscall.SIGKILL) && b.outOfMemory(e.Key())
 			return st.finish(&boxv1.Frame{Body: &boxv1.Frame_Exit{Exit: x}})
 		case o.Data != nil:
 			err = st.data(channel(o.Stream), o.Offset, o.Data)
@@ -284,6 +284,21 @@ func (b *Box) output(st *stream, e *hostend.ExecStream) error {
 			return err
 		}
 	}
+}
+
+// outOfMemory reports whether the exec of a key was killed for memory, the same to all who attach.
+func (b *Box) outOfMemory(key string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	oom, known := b.killed[key]
+	if !known {
+		oom = b.gate.OutOfMemory()
+		if len(b.killed) >= maxKilled {
+			clear(b.killed)
+		}
+		b.killed[key] = oom
+	}
+	return oom
 }
 
 // input handles what the client sends until the stream ends. Signals and sizes do not wait for

@@ -22,7 +22,8 @@ type Gate interface {
 	Checkpoint(ctx context.Context) (*corev1.Manifest, error)
 	// Place is the text of /run/berth/session.json.
 	Place() string
-	// OutOfMemory reports whether a process was ended for memory a moment ago.
+	// OutOfMemory reports whether a process was ended for memory of which no exit told yet; asking
+	// is telling.
 	OutOfMemory() bool
 }
 

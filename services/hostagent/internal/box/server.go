@@ -136,6 +136,7 @@ type Box struct {
 	work     sync.WaitGroup
 	mu       sync.Mutex
 	streams  map[ids.StreamID]*stream
+	killed   map[string]bool // execs that ended by SIGKILL: was it for memory?
 	closed   bool
 	execs    tracker
 	seen     grants
@@ -144,7 +145,7 @@ type Box struct {
 // Serve begins to answer openings for a session that is awake. running are the keys of execs that
 // the guest runs already; each holds a piece of work of gate until it ends.
 func (s *Server) Serve(want grant.Binding, guest *hostend.Conn, gate Gate, running []string) (*Box, error) {
-	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}}
+	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}, killed: map[string]bool{}}
 	b.log = s.cfg.Log.With("session", want.Session, "epoch", want.Epoch)
 	b.ctx, b.stop = context.WithCancelCause(context.Background())
 	b.execs.init(b)
