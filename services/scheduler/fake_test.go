@@ -29,6 +29,8 @@ type box struct {
 	generation, epoch, running string
 	manifest                   string
 	disk, recalled             bool
+	asked                      string // epoch of the sleep that was asked for last
+	origin                     corev1.Origin
 }
 
 // fakeHost is a host in memory on the real subjects. It keeps the contract:
@@ -102,18 +104,24 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 		b = &box{generation: g}
 		h.boxes[r.GetSession().GetSession()] = b
 		origin = corev1.Origin_ORIGIN_CREATED
-	case b.running == e:
-		b.recalled = true
+	case b.running == e: // the same wake again, or the recall of a sleep
+		b.recalled = b.asked == e
+		origin = b.origin
 	case r.GetFresh():
 		origin = corev1.Origin_ORIGIN_CREATED
 	}
 	b.recalled = b.recalled && b.epoch == e
-	b.epoch, b.running, b.disk = e, e, true
+	b.epoch, b.running, b.disk, b.origin = e, e, true, origin
 	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
 }
 
 func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequest) (*hostv1.SleepReply, error) {
+	h.mu.Lock()
+	if b := h.boxes[r.GetSession().GetSession()]; b != nil {
+		_, b.asked = key(r.GetSession())
+	}
+	h.mu.Unlock()
 	if err := h.pass(ctx, "sleep"); err != nil {
 		return nil, err
 	}
@@ -128,7 +136,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 		h.mu.Unlock()
 		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")
 	case b.recalled || h.busy && !r.GetForce():
-		b.recalled = false
+		b.recalled, b.asked = false, ""
 		h.mu.Unlock()
 		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.Now()}, nil
 	}
