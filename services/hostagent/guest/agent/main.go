@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -30,6 +31,9 @@ func Main(args []string) int {
 	// ignored in every exec.
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGPIPE, unix.SIGHUP)
 	unix.Umask(0o022)
+	// The agent works in turns with the processes that it serves. More threads than one would mostly
+	// wake each other, on processors that belong to them.
+	runtime.GOMAXPROCS(1)
 	opts := Options{Init: true, Log: log}
 	in, out, err := takeChannel(args, &opts)
 	if err != nil {

@@ -25,11 +25,7 @@ func (c *call) follow(x *execution, from wire.Offsets, existing bool) (any, erro
 	c.mu.Lock()
 	c.onAck = func(sub wire.Sub, offset uint64) { x.ack(r, sub, offset) }
 	c.mu.Unlock()
-	stop := context.AfterFunc(c.ctx, func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		x.cond.Broadcast()
-	})
+	stop := context.AfterFunc(c.ctx, x.wake)
 	defer stop()
 	if err := c.out.sendJSON(c.att, wire.TypeResult, c.stream, x.info(existing)); err != nil {
 		return nil, err
@@ -48,6 +44,13 @@ func (c *call) follow(x *execution, from wire.Offsets, existing bool) (any, erro
 			return nil, nil
 		}
 	}
+}
+
+// wake has everybody who waits for the exec look again.
+func (x *execution) wake() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.cond.Broadcast()
 }
 
 // setReader holds the exec for r, which has everything before r.pos. The call of
@@ -73,8 +76,8 @@ func (x *execution) setReader(ctx context.Context, r *reader) error {
 	return nil
 }
 
-// next waits for the next frames to send: some output, or the exit and what is
-// behind it. A payload may lie in buf.
+// next waits for the next frames to send: some output, the exit, the end. A
+// payload may lie in buf.
 func (x *execution) next(ctx context.Context, r *reader, buf []byte) ([]wire.Frame, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
