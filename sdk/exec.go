@@ -73,15 +73,6 @@ var ErrDetached = errors.New("process: detached; it goes on")
 // ErrUnavailable. After ErrDeadline, whether it runs is unknown: Exec again
 // with the same Key, or Attach.
 func (s *Session) Exec(ctx context.Context, cmd Cmd) (*Process, error) {
-	p, err := s.launch(ctx, cmd)
-	if err == nil {
-		go p.run()
-	}
-	return p, err
-}
-
-// launch starts a process that nobody follows yet.
-func (s *Session) launch(ctx context.Context, cmd Cmd) (*Process, error) {
 	const op = "exec"
 	if len(cmd.Args) == 0 || cmd.Args[0] == "" {
 		return nil, invalid(op, "there is no program to run")
@@ -115,7 +106,7 @@ func (s *Session) launch(ctx context.Context, cmd Cmd) (*Process, error) {
 	if cmd.Stdin != nil {
 		p.in = newInput(cmd.Stdin)
 	}
-	p.st = st
+	p.start(st)
 	return p, nil
 }
 
@@ -137,8 +128,7 @@ func (s *Session) Attach(ctx context.Context, key string, o AttachOptions) (*Pro
 	}
 	p := s.process(ctx, key, o.Stdout, o.Stderr)
 	p.out, p.err = o.StdoutOffset, o.StderrOffset
-	p.st = st
-	go p.run()
+	p.start(st)
 	return p, nil
 }
 
@@ -159,11 +149,10 @@ func (s *Session) process(ctx context.Context, key string, stdout, stderr io.Wri
 
 // Run is Exec and Wait.
 func (s *Session) Run(ctx context.Context, cmd Cmd) error {
-	p, err := s.launch(ctx, cmd)
+	p, err := s.Exec(ctx, cmd)
 	if err != nil {
 		return err
 	}
-	p.run() // here: another goroutine would cost a short exec two wake-ups
 	return p.Wait()
 }
 
@@ -227,12 +216,14 @@ func (p *Process) Detach() {
 	<-p.done
 }
 
-// run follows the process to its end.
-func (p *Process) run() {
-	err := p.follow()
-	if p.in != nil {
-		p.in.stop()
-	}
-	p.result = err
-	close(p.done)
+func (p *Process) start(st *stream) {
+	p.st = st
+	go func() {
+		err := p.follow()
+		if p.in != nil {
+			p.in.stop()
+		}
+		p.result = err
+		close(p.done)
+	}()
 }
