@@ -35,6 +35,9 @@ type Config struct {
 	// Images maps a name that templates use to a reference: a registry reference, an OCI layout
 	// folder or an archive. A name that is not listed is taken as a reference.
 	Images map[string]string `yaml:"images"`
+	// ImageStore is where unpacked images are kept, by digest; empty means the folder images in Dir.
+	// One process at a time.
+	ImageStore string `yaml:"image_store"`
 	// Capacity is what sessions may use in all; zero parts are measured.
 	Capacity Capacity `yaml:"capacity"`
 	// Disk settings.

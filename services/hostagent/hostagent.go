@@ -17,6 +17,7 @@
 package hostagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -142,7 +143,7 @@ func (h *host) openDisks(ctx context.Context, load Loader) error {
 		return err
 	}
 	h.disks = store
-	if h.images, err = image.Open(filepath.Join(h.cfg.Dir, "images"), load); err != nil {
+	if h.images, err = image.Open(cmp.Or(h.cfg.ImageStore, filepath.Join(h.cfg.Dir, "images")), load); err != nil {
 		return err
 	}
 	h.unpackImages(ctx)

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/tools/berth/upproc"
 	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/tools/residue"
+	"github.com/berth-dev/berth/tools/runtimes/cache"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
@@ -49,6 +50,7 @@ func Prepare(t *testing.T, args ...string) *Env {
 	if err != nil {
 		t.Fatal(err)
 	}
+	args = append([]string{"--image-store", imageStore()}, args...)
 	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, marks: []string{dir}}
 	t.Cleanup(func() {
 		e.Down()
@@ -65,6 +67,16 @@ func Prepare(t *testing.T, args ...string) *Env {
 		}
 	})
 	return e
+}
+
+// imageStore is shared by all tests, which run one after the other, so that the
+// default image is unpacked once.
+func imageStore() string {
+	root, err := cache.Root()
+	if err != nil {
+		root = os.TempDir()
+	}
+	return filepath.Join(root, "test-images")
 }
 
 // need skips the test when the machine lacks what only make installs.

@@ -21,6 +21,7 @@ type upCmd struct {
 	Idle         time.Duration `help:"Idle time of every plan, for trying out." placeholder:"DURATION"`
 	Tenant       []string      `help:"Development tenants." placeholder:"NAME"`
 	Image        string        `help:"Image of the default templates: an OCI layout or archive, or a registry reference." placeholder:"REF"`
+	ImageStore   string        `help:"Keep unpacked images here instead of in the state folder; one berth up at a time." type:"path" placeholder:"DIR"`
 	Driver       string        `help:"What makes the sandboxes: containerd or null (in memory, for trying the control plane)." enum:"containerd,null," default:""`
 	Metrics      string        `help:"Serve Prometheus metrics on /metrics here." placeholder:"HOST:PORT"`
 	OTLP         string        `name:"otlp" help:"Send traces and metrics to this OTLP endpoint." placeholder:"URL"`
@@ -58,6 +59,7 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 	set(&cfg.Telemetry.OTLPEndpoint, c.OTLP)
 	set(&cfg.Telemetry.SpansFile, c.Spans)
 	set(&cfg.Host.Driver, c.Driver)
+	set(&cfg.Host.ImageStore, c.ImageStore)
 	cfg.LeaveRunning = cfg.LeaveRunning || c.LeaveRunning
 	if len(c.Tenant) > 0 {
 		cfg.Tenants = c.Tenant
