@@ -46,7 +46,8 @@ test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integr
 	  go test -race -short -json -p 2 -timeout 10m $(RACE); } | go run ./tools/testreport
 
 # Where goroutines meet: again with the race detector, without real sandboxes.
-RACE := ./internal/... ./services/... ./sdk/...
+RACE := ./internal/... ./sdk/... ./services/identity/... ./services/credentials/... ./services/lifecycle/... \
+  ./services/scheduler/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core
 
 check: ## quick: vet and tests that need neither root nor runtimes
 	@go vet $(MODULES)
