@@ -29,6 +29,9 @@ type tracker struct {
 type tracked struct {
 	done     func()
 	watchers int
+	// turn is held while a reader attaches, and while the last one is given up: a late farewell
+	// must not take the exec from whoever came after.
+	turn sync.Mutex
 }
 
 func (t *tracker) init(b *Box) { t.box, t.running = b, map[string]*tracked{} }
@@ -79,6 +82,26 @@ func (t *tracker) unwatch(key string) (last bool) {
 		e.watchers--
 	}
 	return e == nil || e.watchers <= 0
+}
+
+// take waits for key's turn and returns how to end it.
+func (t *tracker) take(key string) (end func()) {
+	t.mu.Lock()
+	e := t.running[key]
+	t.mu.Unlock()
+	if e == nil {
+		return func() {}
+	}
+	e.turn.Lock()
+	return e.turn.Unlock
+}
+
+// watched reports whether a stream watches key now.
+func (t *tracker) watched(key string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.running[key]
+	return e != nil && e.watchers > 0
 }
 
 // ended: the exec is over.
@@ -185,7 +208,9 @@ func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
 	// The start must not end half-way because the stream did: it is idempotent by its key.
 	sctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
+	end := b.execs.take(p.GetKey())
 	e, err := b.guest.StartExec(sctx, start)
+	end()
 	if err != nil {
 		b.execs.unwatch(p.GetKey()) // whether it runs is for the next poll to say
 		return err
@@ -199,7 +224,9 @@ func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
 	}
 	actx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
+	end := b.execs.take(p.GetKey())
 	e, err := b.guest.AttachExec(actx, p.GetKey(), wire.Offsets{Stdout: p.GetStdoutOffset(), Stderr: p.GetStderrOffset()})
+	end()
 	if err != nil {
 		b.execs.unwatch(p.GetKey())
 		return err
@@ -251,6 +278,10 @@ func (b *Box) letGo(e *hostend.ExecStream, key string, why error) {
 	e.Close()
 	if !last || errors.Is(why, hostend.ErrReplaced) || b.ctx.Err() != nil {
 		return
+	}
+	defer b.execs.take(key)()
+	if b.execs.watched(key) {
+		return // somebody came meanwhile
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, openTime)
 	defer cancel()
