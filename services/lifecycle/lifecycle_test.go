@@ -172,8 +172,9 @@ func TestUnknownTemplateIsRefusedAndChangesNothing(t *testing.T) {
 	}
 }
 
-// TestIdleIsExact: the timer fires at the idle time, the host's answer moves
-// it, and the sleep names the time since when the session is idle.
+// TestIdleIsExact: the host's answer moves the timer, the sleep is asked for
+// when the idle time since then is over and not before, and it names that time.
+// (The host may be asked early: by the search for lost timers at the start.)
 func TestIdleIsExact(t *testing.T) {
 	w := newWorld(t)
 	defer w.start(NewConfig())()
@@ -185,10 +186,6 @@ func TestIdleIsExact(t *testing.T) {
 	want := w.since
 	w.mu.Unlock()
 
-	asked := <-w.activity
-	if late := asked.Sub(started.Add(idle)); late < -50*time.Millisecond {
-		t.Errorf("the host was asked %s early", -late)
-	}
 	sleep := <-w.sleeps
 	if got := sleep.GetIdleSince().AsTime(); !got.Equal(want) {
 		t.Errorf("idle since %s, want %s", got, want)
