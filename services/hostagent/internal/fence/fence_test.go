@@ -167,15 +167,18 @@ func (p *place) hostagent() *exec.Cmd {
 
 func (p *place) watchdog() int {
 	p.t.Helper()
-	raw, err := os.ReadFile(watchdog.Lock(p.dir))
-	if err != nil {
-		p.t.Fatal(err)
+	// An empty file: a successor has the lock and is about to write its name.
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		raw, err := os.ReadFile(watchdog.Lock(p.dir))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
+			return pid
+		} else if time.Now().After(end) {
+			p.t.Fatal(err)
+		}
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return pid
 }
 
 // TestFrozenBeforeTheLeaseEnds: killed or stopped, a hostagent that does not renew has its sandboxes
