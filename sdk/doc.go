@@ -3,7 +3,7 @@
 //
 //	c, err := sdk.Connect(ctx, sdk.Config{ClientFile: "client.json"})
 //	s, err := c.Open(ctx, sdk.OpenOptions{User: sdk.Token(jwt)})
-//	out, err := s.Output(ctx, sdk.Command("python3", "-c", "print(6*7)"))
+//	out, err := s.Output(ctx, "python3", "-c", "print(6*7)")
 //
 // # What it guarantees
 //

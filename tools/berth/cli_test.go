@@ -130,7 +130,8 @@ func TestExec(t *testing.T) {
 		code     int
 	}{
 		{"", []string{"exec", "default", "--", "echo", "-n", "--x"}, "-n --x\n", "", 0},
-		{"", []string{"exec", "default", "echo", "plain"}, "plain\n", "", 0},
+		{"", []string{"exec", "default", "echo", "plain"}, "", "flags come first", 2},
+		{"", []string{"exec", "default", "--tenant", "acme", "--", "true"}, "", "flags come first", 2},
 		{"", []string{"exec", "--", "echo", "--", "x"}, "-- x\n", "", 0},
 		{"", []string{"exec", "-w", "/tmp", "--", "pwd"}, "/tmp\n", "", 0},
 		{"", []string{"exec", "other", "--", "echo", "-i", "--", "x"}, "-i -- x\n", "", 0},

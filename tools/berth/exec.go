@@ -32,9 +32,10 @@ type execCmd struct {
 	size sdk.Size // of the terminal, as the process knows it
 }
 
-// split takes the session and the command apart: [SESSION] -- COMMAND..., or
-// SESSION COMMAND... raw are the program's arguments as they were typed: kong
-// takes a -- away that comes first.
+// split takes the session and the command apart: [SESSION] -- COMMAND... raw
+// are the program's arguments as they were typed: kong takes a -- away that
+// comes first. Without -- there is no command: a word that was meant as one must
+// not open a session of that name.
 func (c *execCmd) split(raw []string) (session string, argv []string) {
 	before := len(raw) - len(c.Args) - 1
 	switch {
@@ -47,7 +48,7 @@ func (c *execCmd) split(raw []string) (session string, argv []string) {
 	case len(c.Args) > 1 && c.Args[1] == "--":
 		return c.Args[0], c.Args[2:]
 	}
-	return c.Args[0], c.Args[1:]
+	return "", nil
 }
 
 func (c *execCmd) Run(a *app) error {
@@ -92,7 +93,7 @@ func (c *execCmd) Run(a *app) error {
 // command checks the flags before anything is opened.
 func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 	if len(argv) == 0 {
-		return sdk.Cmd{}, usage("there is no command to run; write it after --")
+		return sdk.Cmd{}, usage("there is no command to run; flags come first, then the session, then -- and the command")
 	}
 	cmd := sdk.Cmd{Args: argv, Dir: c.Workdir, User: c.As, Timeout: c.Timeout, Key: c.Key, Stdout: a.stdout, Stderr: a.stderr, Env: map[string]string{}}
 	for _, e := range c.Env {

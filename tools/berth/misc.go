@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
@@ -65,9 +67,9 @@ func (c *devTokenCmd) Run(a *app) error {
 }
 
 type deadCmd struct {
-	List  deadListCmd  `cmd:"" help:"List them, oldest first."`
-	Show  deadShowCmd  `cmd:"" help:"Show one with its headers and body."`
-	Retry deadRetryCmd `cmd:"" help:"Have the service that gave one up handle it again."`
+	List  deadListCmd  `cmd:"" help:"List messages that could not be handled, oldest first."`
+	Show  deadShowCmd  `cmd:"" help:"Show one such message with its headers and body."`
+	Retry deadRetryCmd `cmd:"" help:"Have the service that gave a message up handle it again."`
 }
 
 // withBus runs f with the operator's login.
@@ -116,7 +118,7 @@ func (c *deadShowCmd) Run(a *app) error {
 	return a.withBus(func(ctx context.Context, b *bus.Conn) error {
 		d, err := b.ShowDead(ctx, c.Sequence)
 		if err != nil {
-			return err
+			return noDead(err, c.Sequence)
 		}
 		out := deadOutOf(d)
 		out.Header, out.Body = d.Header, d.Body
@@ -131,10 +133,18 @@ type deadRetryCmd struct {
 func (c *deadRetryCmd) Run(a *app) error {
 	return a.withBus(func(ctx context.Context, b *bus.Conn) error {
 		if err := b.RetryDead(ctx, c.Sequence); err != nil {
-			return err
+			return noDead(err, c.Sequence)
 		}
 		return a.print(retriedOut{Sequence: c.Sequence, Retried: true}, func() { fmt.Fprintf(a.stdout, "message %d was handled\n", c.Sequence) })
 	})
+}
+
+// noDead says it in words when there is no such message.
+func noDead(err error, sequence uint64) error {
+	if errs.Is(err, errkind.NotFound) {
+		return fmt.Errorf("there is no dead message %d", sequence)
+	}
+	return err
 }
 
 type requestCmd struct {
@@ -168,6 +178,9 @@ func (c *requestSealCmd) Run(a *app) error {
 		if err := writeSecret(c.KeyOut, append(raw, '\n')); err != nil {
 			return err
 		}
+	}
+	if c.KeyOut == "" {
+		fmt.Fprintln(a.stderr, "berth: without --key-out nobody can open the answer")
 	}
 	out := sealOut{Subject: s.Subject, Queue: s.Queue, Body: s.Body, RequestID: s.RequestID}
 	return a.print(out, func() { fmt.Fprintf(a.stdout, "%s\n", s.Body) })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -185,7 +186,11 @@ type sessionCloseCmd struct {
 
 func (c *sessionCloseCmd) Run(a *app) error {
 	return c.userFlags.end(a, c.Session, "closed", func(ctx context.Context, cl *sdk.Client, name string) error {
-		return cl.CloseSession(ctx, sdk.UserSession{Name: name, RequestID: c.RequestID, ViaQueue: c.Queue})
+		err := cl.CloseSession(ctx, sdk.UserSession{Name: name, RequestID: c.RequestID, ViaQueue: c.Queue})
+		if errors.Is(err, sdk.ErrNotFound) {
+			return fmt.Errorf("this user has no session %q", name)
+		}
+		return err
 	})
 }
 

@@ -64,6 +64,9 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 	if len(c.Tenant) > 0 {
 		cfg.Tenants = c.Tenant
 	}
+	if c.Idle < 0 {
+		return cfg, usage("--idle is %s; it must be at least 1 s", c.Idle)
+	}
 	if c.Idle > 0 {
 		cfg.SetIdle(c.Idle)
 	}
