@@ -326,6 +326,9 @@ func TestTail(t *testing.T) {
 	if out = w.ok("tail", "--since", "1h", "--no-follow", "--tenant", "umbrella"); out != "" {
 		t.Errorf("%s", out)
 	}
+	if _, say, code := w.berth("", "tail", "--since", "1h", "--no-follow", "--session", "A.B"); code != 2 || !strings.Contains(say, "session key") {
+		t.Errorf("a session that is none: %d %s", code, say)
+	}
 	if _, say, code := w.berth("", "tail", "--no-follow"); code != 2 || say == "" {
 		t.Errorf("exit %d, %q", code, say)
 	}

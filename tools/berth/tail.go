@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -11,12 +12,13 @@ import (
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
 )
 
 type tailCmd struct {
 	Tenant   string        `help:"Only of this tenant." placeholder:"NAME"`
-	Session  string        `help:"Only of this session (key)." placeholder:"KEY"`
+	Session  string        `help:"Only of this session: its key, or the beginning of it that tail prints." placeholder:"KEY"`
 	Event    string        `help:"Only events of this name." placeholder:"NAME"`
 	Since    time.Duration `help:"Begin with the stored events of so long ago, for example 10m." placeholder:"DURATION"`
 	NoFollow bool          `help:"End after the stored events; needs --since."`
@@ -30,18 +32,28 @@ func (c *tailCmd) Run(a *app) error {
 	if c.Since < 0 {
 		return usage("--since must be more than 0")
 	}
+	whole := c.Session
+	if _, err := ids.ParseSessionKey(c.Session); c.Session != "" && err != nil {
+		if !strings.HasPrefix(c.Session, "s") || !ids.IsToken(c.Session) {
+			return usage("%q is not the beginning of a session key", c.Session)
+		}
+		whole = "" // filtered here
+	}
 	cl, err := c.connect(a)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: c.Session, Event: c.Event, Since: c.Since, Stop: c.NoFollow})
+	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: whole, Event: c.Event, Since: c.Since, Stop: c.NoFollow})
 	if err != nil {
 		return err
 	}
 	for e, err := range events {
 		if err != nil {
 			return err
+		}
+		if !strings.HasPrefix(e.Session, c.Session) {
+			continue
 		}
 		if !a.json {
 			fmt.Fprintln(a.stdout, a.eventLine(e))
