@@ -38,7 +38,7 @@ func TestAChangedSettingIsUpdated(t *testing.T) {
 	if err != nil || len(changes) != 3 {
 		t.Fatalf("%q, %v", changes, err)
 	}
-	for i, w := range []string{"changed stream BERTH_SESSIONS: MaxBytes 2147483648 to 1610612736, MaxAge 2160h0m0s to 24h0m0s", "changed stream KV_BERTH_IDENTITY", "changed consumer lifecycle-sessions"} {
+	for i, w := range []string{"changed stream BERTH_SESSIONS: MaxBytes 2147483648 to 1610612736, MaxAge 2160h0m0s to 24h0m0s", "changed stream KV_BERTH_CREDENTIALS", "changed consumer lifecycle-sessions"} {
 		if !strings.Contains(changes[i], w) {
 			t.Errorf("%q does not say %q", changes[i], w)
 		}
@@ -128,8 +128,8 @@ func TestBucket(t *testing.T) {
 	if keys, err := b.Keys(ctx); err != nil || len(keys) != 0 {
 		t.Fatalf("%q %v", keys, err)
 	}
-	if _, err := c.OpenBucket(ctx, "BERTH_IDENTITY"); err == nil {
-		t.Error("credentials opened identity's bucket")
+	if _, err := bustest.Connect(t, e, subjects.Service("identity")).OpenBucket(ctx, "BERTH_CREDENTIALS"); err == nil {
+		t.Error("identity opened credentials' bucket")
 	}
 }
 

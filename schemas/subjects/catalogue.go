@@ -235,8 +235,6 @@ type Bucket struct {
 
 // Buckets of the platform; no service reads another's.
 var Buckets = []Bucket{
-	{"BERTH_IDENTITY", "identity", 1, 64 * MiB, "Issuers, tenants, plans and sealing keys."},
-	{"BERTH_LIFECYCLE", "lifecycle", 1, 64 * MiB, "Pauses and tier policy."},
 	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys and revocations, encrypted per record."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }
