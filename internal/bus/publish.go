@@ -47,7 +47,7 @@ func (f Future) Wait(ctx context.Context) (Ack, error) {
 type PubOption func(*pub)
 
 type pub struct {
-	id, typ     string
+	id          string
 	at          time.Time
 	contentType string
 	header      map[string]string
@@ -58,9 +58,6 @@ type pub struct {
 // unique within a stream's duplicate window: callers put their own name into
 // it, because an id that somebody else used makes the message vanish.
 func WithID(id string) PubOption { return func(p *pub) { p.id = id } }
-
-// WithType sets ce-type; without it the catalogue's type of the subject.
-func WithType(t string) PubOption { return func(p *pub) { p.typ = t } }
 
 // WithTime sets ce-time; without it the current time.
 func WithTime(t time.Time) PubOption { return func(p *pub) { p.at = t } }
@@ -165,9 +162,6 @@ func (c *Conn) event(ctx context.Context, subject string, m proto.Message, body 
 	if p.id == "" {
 		p.id = nuid.Next()
 	}
-	if p.typ == "" {
-		p.typ = subjects.EventType(subject)
-	}
 	if p.at.IsZero() {
 		p.at = time.Now()
 	}
@@ -176,7 +170,7 @@ func (c *Conn) event(ctx context.Context, subject string, m proto.Message, body 
 	}
 	h := nats.Header{
 		ceID:                  {p.id},
-		ceType:                {p.typ},
+		ceType:                {subjects.EventType(subject)},
 		ceSource:              {"berth/" + c.self.Name()},
 		ceTime:                {p.at.UTC().Format(time.RFC3339Nano)},
 		ceSpec:                {"1.0"},

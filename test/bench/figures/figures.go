@@ -42,11 +42,6 @@ func AtMost(v float64, unit string) Aim {
 	return Aim{fmt.Sprintf("at most %g %s", v, unit), func(r Result) bool { return r.Value <= v }}
 }
 
-// AtLeast is met when the value is not below v.
-func AtLeast(v float64, unit string) Aim {
-	return Aim{fmt.Sprintf("at least %g %s", v, unit), func(r Result) bool { return r.Value >= v }}
-}
-
 // RatioAtMost is met when the value is at most x times its floor.
 func RatioAtMost(x float64) Aim {
 	return Aim{fmt.Sprintf("at most %g x its floor", x), func(r Result) bool { return r.Floor > 0 && r.Ratio <= x }}

@@ -99,9 +99,6 @@ func (p *Process) LogTail() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
-// PID of the process.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
-
 // Done is closed when it has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 

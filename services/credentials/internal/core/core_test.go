@@ -3,19 +3,15 @@ package core
 import (
 	"crypto/ed25519"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/script"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write what the code decides into testdata")
 
 var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -27,40 +23,10 @@ func testPolicy() Policy {
 // decided; one state lives through a script. Run with -rewrite to accept what
 // the code says now.
 func TestDecisions(t *testing.T) {
-	files, _ := filepath.Glob("testdata/*.txt")
-	if len(files) == 0 {
-		t.Fatal("testdata holds no scripts")
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
-	}
-}
-
-func runScript(t *testing.T, file string) {
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := NewState(testPolicy())
-	var out strings.Builder
-	for block := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
-		input, _, _ := strings.Cut(block, "\n----")
-		lines := strings.Split(input, "\n")
-		last := lines[len(lines)-1]
-		out.WriteString(input + "\n")
-		if !strings.HasPrefix(last, "#") {
-			out.WriteString("----\n" + step(t, &s, last))
-		}
-		out.WriteByte('\n')
-	}
-	got := strings.TrimSpace(out.String()) + "\n"
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if got != string(raw) {
-		t.Errorf("%s is not what the code decides; got:\n%s", file, got)
-	}
+	script.Run(t, func(t *testing.T) func(string) string {
+		s := NewState(testPolicy())
+		return func(line string) string { return step(t, &s, line) }
+	})
 }
 
 type words map[string]string

@@ -4,15 +4,13 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/script"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -20,8 +18,6 @@ import (
 
 	"github.com/berth-dev/berth/schemas/ids"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write what the code decides into testdata")
 
 var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -40,38 +36,9 @@ func testPolicy() Policy {
 // of dashes, and what is decided step by step. Run with -rewrite to accept
 // what the code says now.
 func TestDecisions(t *testing.T) {
-	files, _ := filepath.Glob("testdata/*.txt")
-	if len(files) == 0 {
-		t.Fatal("testdata holds no scripts")
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
-	}
-}
-
-func runScript(t *testing.T, file string) {
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out strings.Builder
-	for block := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
-		input, _, _ := strings.Cut(block, "\n----")
-		lines := strings.Split(input, "\n")
-		out.WriteString(input + "\n")
-		if last := lines[len(lines)-1]; !strings.HasPrefix(last, "#") {
-			out.WriteString("----\n" + request(t, last))
-		}
-		out.WriteByte('\n')
-	}
-	got := strings.TrimSpace(out.String()) + "\n"
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if got != string(raw) {
-		t.Errorf("%s is not what the code decides; got:\n%s", file, got)
-	}
+	script.Run(t, func(t *testing.T) func(string) string {
+		return func(line string) string { return request(t, line) }
+	})
 }
 
 type words map[string]string

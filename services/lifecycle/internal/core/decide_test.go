@@ -1,15 +1,13 @@
 package core
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/script"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
@@ -17,8 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write what the code decides into testdata")
 
 var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -42,43 +38,9 @@ func testPolicy() Policy {
 // TestDecisions runs testdata/*.txt: an event, a line of dashes, and what is
 // decided. Run with -rewrite to accept what the code says now.
 func TestDecisions(t *testing.T) {
-	files, _ := filepath.Glob("testdata/*.txt")
-	if len(files) == 0 {
-		t.Fatal("testdata holds no scripts")
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
-	}
-}
-
-func runScript(t *testing.T, file string) {
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out strings.Builder
-	for _, block := range strings.Split(strings.TrimSpace(string(raw)), "\n\n") {
-		var input []string
-		for _, line := range strings.Split(block, "\n") {
-			if line == "----" {
-				break
-			}
-			input = append(input, line)
-		}
-		fmt.Fprintf(&out, "%s\n", strings.Join(input, "\n"))
-		if last := input[len(input)-1]; !strings.HasPrefix(last, "#") {
-			fmt.Fprintf(&out, "----\n%s", decideLine(t, last))
-		}
-		out.WriteByte('\n')
-	}
-	got := strings.TrimSpace(out.String()) + "\n"
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if got != string(raw) {
-		t.Errorf("%s is not what the code decides; got:\n%s", file, got)
-	}
+	script.Run(t, func(t *testing.T) func(string) string {
+		return func(line string) string { return decideLine(t, line) }
+	})
 }
 
 // decideLine reads "verb key=value ..." and prints the commands and the refusal.
