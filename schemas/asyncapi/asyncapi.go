@@ -62,6 +62,7 @@ var methodBodies = map[string]call{
 	"scheduler report":          {&schedulerv1.ReportRequest{}, &schedulerv1.ReportReply{}},
 	"scheduler show":            {&schedulerv1.ShowRequest{}, &schedulerv1.ShowReply{}},
 	"scheduler list":            {&schedulerv1.ListRequest{}, &schedulerv1.ListReply{}},
+	"scheduler restore":         {&schedulerv1.RestoreRequest{}, &schedulerv1.RestoreReply{}},
 	"scheduler hosts":           {&schedulerv1.HostsRequest{}, &schedulerv1.HostsReply{}},
 	"credentials mint":          {&credentialsv1.MintRequest{}, &credentialsv1.MintReply{}},
 	"credentials renew":         {&credentialsv1.RenewRequest{}, &credentialsv1.RenewReply{}},
@@ -73,6 +74,9 @@ var methodBodies = map[string]call{
 	"host delete":               {&hostv1.DeleteRequest{}, &hostv1.DeleteReply{}},
 	"host activity":             {&hostv1.ActivityRequest{}, &hostv1.ActivityReply{}},
 	"host inventory":            {&hostv1.InventoryRequest{}, &hostv1.InventoryReply{}},
+	"host snapshots":            {&hostv1.SnapshotsRequest{}, &hostv1.SnapshotsReply{}},
+	"host verify":               {&hostv1.VerifyRequest{}, &hostv1.VerifyReply{}},
+	"host grow":                 {&hostv1.GrowRequest{}, &hostv1.GrowReply{}},
 }
 
 var boxBodies = map[string]call{

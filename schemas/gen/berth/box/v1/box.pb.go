@@ -262,6 +262,8 @@ type Operation struct {
 	//	*Operation_Checkpoint
 	//	*Operation_ListExecs
 	//	*Operation_Info
+	//	*Operation_Export
+	//	*Operation_Import
 	Op            isOperation_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -421,6 +423,24 @@ func (x *Operation) GetInfo() *Info {
 	return nil
 }
 
+func (x *Operation) GetExport() *Export {
+	if x != nil {
+		if x, ok := x.Op.(*Operation_Export); ok {
+			return x.Export
+		}
+	}
+	return nil
+}
+
+func (x *Operation) GetImport() *Import {
+	if x != nil {
+		if x, ok := x.Op.(*Operation_Import); ok {
+			return x.Import
+		}
+	}
+	return nil
+}
+
 type isOperation_Op interface {
 	isOperation_Op()
 }
@@ -477,6 +497,14 @@ type Operation_Info struct {
 	Info *Info `protobuf:"bytes,13,opt,name=info,proto3,oneof"`
 }
 
+type Operation_Export struct {
+	Export *Export `protobuf:"bytes,14,opt,name=export,proto3,oneof"`
+}
+
+type Operation_Import struct {
+	Import *Import `protobuf:"bytes,15,opt,name=import,proto3,oneof"`
+}
+
 func (*Operation_Exec) isOperation_Op() {}
 
 func (*Operation_ExecAttach) isOperation_Op() {}
@@ -502,6 +530,10 @@ func (*Operation_Checkpoint) isOperation_Op() {}
 func (*Operation_ListExecs) isOperation_Op() {}
 
 func (*Operation_Info) isOperation_Op() {}
+
+func (*Operation_Export) isOperation_Op() {}
+
+func (*Operation_Import) isOperation_Op() {}
 
 // SealedOpenReply is what is on the bus.
 type SealedOpenReply struct {
@@ -1647,6 +1679,93 @@ func (x *ExecAttach) GetStderrOffset() uint64 {
 	return 0
 }
 
+// Export streams the session's own files, all that it changed on top of its image, as they were at
+// one moment: a tar archive (POSIX.1-2001 pax) in the layer format of the OCI image specification 1.1,
+// where an entry .wh.<name> stands for a file of the image that was removed. Data frames of channel
+// file, then a result with the number of bytes.
+type Export struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Export) Reset() {
+	*x = Export{}
+	mi := &file_berth_box_v1_box_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Export) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Export) ProtoMessage() {}
+
+func (x *Export) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_box_v1_box_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Export.ProtoReflect.Descriptor instead.
+func (*Export) Descriptor() ([]byte, []int) {
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{18}
+}
+
+// Import streams such an archive, or any tar archive, into the session, below path: entries replace
+// what is there. Nothing is written outside path. Data frames of channel file; the result counts bytes.
+type Import struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Default is the root.
+	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Import) Reset() {
+	*x = Import{}
+	mi := &file_berth_box_v1_box_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Import) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Import) ProtoMessage() {}
+
+func (x *Import) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_box_v1_box_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Import.ProtoReflect.Descriptor instead.
+func (*Import) Descriptor() ([]byte, []int) {
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Import) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 // ReadFile streams a file.
 type ReadFile struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1661,7 +1780,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[18]
+	mi := &file_berth_box_v1_box_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1792,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[18]
+	mi := &file_berth_box_v1_box_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1805,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{18}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReadFile) GetPath() string {
@@ -1731,7 +1850,7 @@ type WriteFile struct {
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[19]
+	mi := &file_berth_box_v1_box_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1862,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[19]
+	mi := &file_berth_box_v1_box_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1875,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{19}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -1799,7 +1918,7 @@ type Stat struct {
 
 func (x *Stat) Reset() {
 	*x = Stat{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[20]
+	mi := &file_berth_box_v1_box_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1811,7 +1930,7 @@ func (x *Stat) String() string {
 func (*Stat) ProtoMessage() {}
 
 func (x *Stat) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[20]
+	mi := &file_berth_box_v1_box_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1824,7 +1943,7 @@ func (x *Stat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stat.ProtoReflect.Descriptor instead.
 func (*Stat) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{20}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Stat) GetPath() string {
@@ -1862,7 +1981,7 @@ type ListDir struct {
 
 func (x *ListDir) Reset() {
 	*x = ListDir{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[21]
+	mi := &file_berth_box_v1_box_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1993,7 @@ func (x *ListDir) String() string {
 func (*ListDir) ProtoMessage() {}
 
 func (x *ListDir) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[21]
+	mi := &file_berth_box_v1_box_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2006,7 @@ func (x *ListDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDir.ProtoReflect.Descriptor instead.
 func (*ListDir) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{21}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListDir) GetPath() string {
@@ -1930,7 +2049,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[22]
+	mi := &file_berth_box_v1_box_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2061,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[22]
+	mi := &file_berth_box_v1_box_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2074,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{22}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Move) GetFrom() string {
@@ -1991,7 +2110,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[23]
+	mi := &file_berth_box_v1_box_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2122,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[23]
+	mi := &file_berth_box_v1_box_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2135,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{23}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Remove) GetPath() string {
@@ -2053,7 +2172,7 @@ type MakeDir struct {
 
 func (x *MakeDir) Reset() {
 	*x = MakeDir{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[24]
+	mi := &file_berth_box_v1_box_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2184,7 @@ func (x *MakeDir) String() string {
 func (*MakeDir) ProtoMessage() {}
 
 func (x *MakeDir) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[24]
+	mi := &file_berth_box_v1_box_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2197,7 @@ func (x *MakeDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeDir.ProtoReflect.Descriptor instead.
 func (*MakeDir) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{24}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MakeDir) GetPath() string {
@@ -2121,7 +2240,7 @@ type Watch struct {
 
 func (x *Watch) Reset() {
 	*x = Watch{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[25]
+	mi := &file_berth_box_v1_box_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2252,7 @@ func (x *Watch) String() string {
 func (*Watch) ProtoMessage() {}
 
 func (x *Watch) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[25]
+	mi := &file_berth_box_v1_box_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2265,7 @@ func (x *Watch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watch.ProtoReflect.Descriptor instead.
 func (*Watch) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{25}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Watch) GetPath() string {
@@ -2182,7 +2301,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[26]
+	mi := &file_berth_box_v1_box_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2313,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[26]
+	mi := &file_berth_box_v1_box_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2326,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{26}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchEvent) GetPath() string {
@@ -2234,7 +2353,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[27]
+	mi := &file_berth_box_v1_box_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2365,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[27]
+	mi := &file_berth_box_v1_box_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2378,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{27}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{29}
 }
 
 // ListExecs lists running and remembered execs.
@@ -2271,7 +2390,7 @@ type ListExecs struct {
 
 func (x *ListExecs) Reset() {
 	*x = ListExecs{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[28]
+	mi := &file_berth_box_v1_box_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2402,7 @@ func (x *ListExecs) String() string {
 func (*ListExecs) ProtoMessage() {}
 
 func (x *ListExecs) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[28]
+	mi := &file_berth_box_v1_box_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2415,7 @@ func (x *ListExecs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecs.ProtoReflect.Descriptor instead.
 func (*ListExecs) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{28}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{30}
 }
 
 // Info states what this place is right now.
@@ -2308,7 +2427,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[29]
+	mi := &file_berth_box_v1_box_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2439,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[29]
+	mi := &file_berth_box_v1_box_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2452,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{29}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{31}
 }
 
 // Result of a short operation, or of a finished transfer.
@@ -2355,7 +2474,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[30]
+	mi := &file_berth_box_v1_box_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2486,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[30]
+	mi := &file_berth_box_v1_box_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2499,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{30}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Result) GetFile() *FileInfo {
@@ -2451,7 +2570,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2582,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2595,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{31}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2549,7 +2668,7 @@ type ExecInfo struct {
 
 func (x *ExecInfo) Reset() {
 	*x = ExecInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[32]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2680,7 @@ func (x *ExecInfo) String() string {
 func (*ExecInfo) ProtoMessage() {}
 
 func (x *ExecInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[32]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2693,7 @@ func (x *ExecInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInfo.ProtoReflect.Descriptor instead.
 func (*ExecInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{32}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExecInfo) GetKey() string {
@@ -2628,7 +2747,7 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\toperation\x18\x05 \x01(\fR\toperation\x12\x18\n" +
 	"\adeliver\x18\x06 \x01(\tR\adeliver\x12\x1b\n" +
 	"\treply_key\x18\a \x01(\tR\breplyKey\x12\x16\n" +
-	"\x06credit\x18\b \x01(\rR\x06credit\"\xa2\x05\n" +
+	"\x06credit\x18\b \x01(\rR\x06credit\"\x82\x06\n" +
 	"\tOperation\x12(\n" +
 	"\x04exec\x18\x01 \x01(\v2\x12.berth.box.v1.ExecH\x00R\x04exec\x12;\n" +
 	"\vexec_attach\x18\x02 \x01(\v2\x18.berth.box.v1.ExecAttachH\x00R\n" +
@@ -2648,7 +2767,9 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"checkpoint\x128\n" +
 	"\n" +
 	"list_execs\x18\f \x01(\v2\x17.berth.box.v1.ListExecsH\x00R\tlistExecs\x12(\n" +
-	"\x04info\x18\r \x01(\v2\x12.berth.box.v1.InfoH\x00R\x04infoB\x04\n" +
+	"\x04info\x18\r \x01(\v2\x12.berth.box.v1.InfoH\x00R\x04info\x12.\n" +
+	"\x06export\x18\x0e \x01(\v2\x14.berth.box.v1.ExportH\x00R\x06export\x12.\n" +
+	"\x06import\x18\x0f \x01(\v2\x14.berth.box.v1.ImportH\x00R\x06importB\x04\n" +
 	"\x02op\"s\n" +
 	"\x0fSealedOpenReply\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x16\n" +
@@ -2726,7 +2847,10 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"ExecAttach\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12#\n" +
 	"\rstdout_offset\x18\x02 \x01(\x04R\fstdoutOffset\x12#\n" +
-	"\rstderr_offset\x18\x03 \x01(\x04R\fstderrOffset\"b\n" +
+	"\rstderr_offset\x18\x03 \x01(\x04R\fstderrOffset\"\b\n" +
+	"\x06Export\"\x1c\n" +
+	"\x06Import\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"b\n" +
 	"\bReadFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -2816,7 +2940,7 @@ func file_berth_box_v1_box_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_box_v1_box_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_berth_box_v1_box_proto_goTypes = []any{
 	(Channel)(0),                  // 0: berth.box.v1.Channel
 	(*OpenRequest)(nil),           // 1: berth.box.v1.OpenRequest
@@ -2837,75 +2961,79 @@ var file_berth_box_v1_box_proto_goTypes = []any{
 	(*Ping)(nil),                  // 16: berth.box.v1.Ping
 	(*Exec)(nil),                  // 17: berth.box.v1.Exec
 	(*ExecAttach)(nil),            // 18: berth.box.v1.ExecAttach
-	(*ReadFile)(nil),              // 19: berth.box.v1.ReadFile
-	(*WriteFile)(nil),             // 20: berth.box.v1.WriteFile
-	(*Stat)(nil),                  // 21: berth.box.v1.Stat
-	(*ListDir)(nil),               // 22: berth.box.v1.ListDir
-	(*Move)(nil),                  // 23: berth.box.v1.Move
-	(*Remove)(nil),                // 24: berth.box.v1.Remove
-	(*MakeDir)(nil),               // 25: berth.box.v1.MakeDir
-	(*Watch)(nil),                 // 26: berth.box.v1.Watch
-	(*WatchEvent)(nil),            // 27: berth.box.v1.WatchEvent
-	(*Checkpoint)(nil),            // 28: berth.box.v1.Checkpoint
-	(*ListExecs)(nil),             // 29: berth.box.v1.ListExecs
-	(*Info)(nil),                  // 30: berth.box.v1.Info
-	(*Result)(nil),                // 31: berth.box.v1.Result
-	(*FileInfo)(nil),              // 32: berth.box.v1.FileInfo
-	(*ExecInfo)(nil),              // 33: berth.box.v1.ExecInfo
-	nil,                           // 34: berth.box.v1.Exec.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*v1.Failure)(nil),            // 36: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 37: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 38: berth.core.v1.Manifest
+	(*Export)(nil),                // 19: berth.box.v1.Export
+	(*Import)(nil),                // 20: berth.box.v1.Import
+	(*ReadFile)(nil),              // 21: berth.box.v1.ReadFile
+	(*WriteFile)(nil),             // 22: berth.box.v1.WriteFile
+	(*Stat)(nil),                  // 23: berth.box.v1.Stat
+	(*ListDir)(nil),               // 24: berth.box.v1.ListDir
+	(*Move)(nil),                  // 25: berth.box.v1.Move
+	(*Remove)(nil),                // 26: berth.box.v1.Remove
+	(*MakeDir)(nil),               // 27: berth.box.v1.MakeDir
+	(*Watch)(nil),                 // 28: berth.box.v1.Watch
+	(*WatchEvent)(nil),            // 29: berth.box.v1.WatchEvent
+	(*Checkpoint)(nil),            // 30: berth.box.v1.Checkpoint
+	(*ListExecs)(nil),             // 31: berth.box.v1.ListExecs
+	(*Info)(nil),                  // 32: berth.box.v1.Info
+	(*Result)(nil),                // 33: berth.box.v1.Result
+	(*FileInfo)(nil),              // 34: berth.box.v1.FileInfo
+	(*ExecInfo)(nil),              // 35: berth.box.v1.ExecInfo
+	nil,                           // 36: berth.box.v1.Exec.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*v1.Failure)(nil),            // 38: berth.core.v1.Failure
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 40: berth.core.v1.Manifest
 }
 var file_berth_box_v1_box_proto_depIdxs = []int32{
-	35, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
+	37, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
 	17, // 1: berth.box.v1.Operation.exec:type_name -> berth.box.v1.Exec
 	18, // 2: berth.box.v1.Operation.exec_attach:type_name -> berth.box.v1.ExecAttach
-	19, // 3: berth.box.v1.Operation.read_file:type_name -> berth.box.v1.ReadFile
-	20, // 4: berth.box.v1.Operation.write_file:type_name -> berth.box.v1.WriteFile
-	21, // 5: berth.box.v1.Operation.stat:type_name -> berth.box.v1.Stat
-	22, // 6: berth.box.v1.Operation.list_dir:type_name -> berth.box.v1.ListDir
-	23, // 7: berth.box.v1.Operation.move:type_name -> berth.box.v1.Move
-	24, // 8: berth.box.v1.Operation.remove:type_name -> berth.box.v1.Remove
-	25, // 9: berth.box.v1.Operation.make_dir:type_name -> berth.box.v1.MakeDir
-	26, // 10: berth.box.v1.Operation.watch:type_name -> berth.box.v1.Watch
-	28, // 11: berth.box.v1.Operation.checkpoint:type_name -> berth.box.v1.Checkpoint
-	29, // 12: berth.box.v1.Operation.list_execs:type_name -> berth.box.v1.ListExecs
-	30, // 13: berth.box.v1.Operation.info:type_name -> berth.box.v1.Info
-	36, // 14: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
-	36, // 15: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
-	31, // 16: berth.box.v1.OpenReply.result:type_name -> berth.box.v1.Result
-	7,  // 17: berth.box.v1.Frame.data:type_name -> berth.box.v1.Data
-	8,  // 18: berth.box.v1.Frame.credit:type_name -> berth.box.v1.Credit
-	9,  // 19: berth.box.v1.Frame.gap:type_name -> berth.box.v1.Gap
-	11, // 20: berth.box.v1.Frame.exit:type_name -> berth.box.v1.Exit
-	12, // 21: berth.box.v1.Frame.signal:type_name -> berth.box.v1.Signal
-	13, // 22: berth.box.v1.Frame.resize:type_name -> berth.box.v1.Resize
-	14, // 23: berth.box.v1.Frame.close_input:type_name -> berth.box.v1.CloseInput
-	27, // 24: berth.box.v1.Frame.watch_event:type_name -> berth.box.v1.WatchEvent
-	31, // 25: berth.box.v1.Frame.result:type_name -> berth.box.v1.Result
-	36, // 26: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
-	15, // 27: berth.box.v1.Frame.cancel:type_name -> berth.box.v1.Cancel
-	10, // 28: berth.box.v1.Frame.input_ack:type_name -> berth.box.v1.InputAck
-	16, // 29: berth.box.v1.Frame.ping:type_name -> berth.box.v1.Ping
-	0,  // 30: berth.box.v1.Data.channel:type_name -> berth.box.v1.Channel
-	0,  // 31: berth.box.v1.Gap.channel:type_name -> berth.box.v1.Channel
-	34, // 32: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
-	37, // 33: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
-	13, // 34: berth.box.v1.Exec.pty:type_name -> berth.box.v1.Resize
-	32, // 35: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
-	32, // 36: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
-	33, // 37: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
-	38, // 38: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
-	35, // 39: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
-	11, // 40: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
-	35, // 41: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
-	42, // [42:42] is the sub-list for method output_type
-	42, // [42:42] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	21, // 3: berth.box.v1.Operation.read_file:type_name -> berth.box.v1.ReadFile
+	22, // 4: berth.box.v1.Operation.write_file:type_name -> berth.box.v1.WriteFile
+	23, // 5: berth.box.v1.Operation.stat:type_name -> berth.box.v1.Stat
+	24, // 6: berth.box.v1.Operation.list_dir:type_name -> berth.box.v1.ListDir
+	25, // 7: berth.box.v1.Operation.move:type_name -> berth.box.v1.Move
+	26, // 8: berth.box.v1.Operation.remove:type_name -> berth.box.v1.Remove
+	27, // 9: berth.box.v1.Operation.make_dir:type_name -> berth.box.v1.MakeDir
+	28, // 10: berth.box.v1.Operation.watch:type_name -> berth.box.v1.Watch
+	30, // 11: berth.box.v1.Operation.checkpoint:type_name -> berth.box.v1.Checkpoint
+	31, // 12: berth.box.v1.Operation.list_execs:type_name -> berth.box.v1.ListExecs
+	32, // 13: berth.box.v1.Operation.info:type_name -> berth.box.v1.Info
+	19, // 14: berth.box.v1.Operation.export:type_name -> berth.box.v1.Export
+	20, // 15: berth.box.v1.Operation.import:type_name -> berth.box.v1.Import
+	38, // 16: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
+	38, // 17: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
+	33, // 18: berth.box.v1.OpenReply.result:type_name -> berth.box.v1.Result
+	7,  // 19: berth.box.v1.Frame.data:type_name -> berth.box.v1.Data
+	8,  // 20: berth.box.v1.Frame.credit:type_name -> berth.box.v1.Credit
+	9,  // 21: berth.box.v1.Frame.gap:type_name -> berth.box.v1.Gap
+	11, // 22: berth.box.v1.Frame.exit:type_name -> berth.box.v1.Exit
+	12, // 23: berth.box.v1.Frame.signal:type_name -> berth.box.v1.Signal
+	13, // 24: berth.box.v1.Frame.resize:type_name -> berth.box.v1.Resize
+	14, // 25: berth.box.v1.Frame.close_input:type_name -> berth.box.v1.CloseInput
+	29, // 26: berth.box.v1.Frame.watch_event:type_name -> berth.box.v1.WatchEvent
+	33, // 27: berth.box.v1.Frame.result:type_name -> berth.box.v1.Result
+	38, // 28: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
+	15, // 29: berth.box.v1.Frame.cancel:type_name -> berth.box.v1.Cancel
+	10, // 30: berth.box.v1.Frame.input_ack:type_name -> berth.box.v1.InputAck
+	16, // 31: berth.box.v1.Frame.ping:type_name -> berth.box.v1.Ping
+	0,  // 32: berth.box.v1.Data.channel:type_name -> berth.box.v1.Channel
+	0,  // 33: berth.box.v1.Gap.channel:type_name -> berth.box.v1.Channel
+	36, // 34: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
+	39, // 35: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
+	13, // 36: berth.box.v1.Exec.pty:type_name -> berth.box.v1.Resize
+	34, // 37: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
+	34, // 38: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
+	35, // 39: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
+	40, // 40: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
+	37, // 41: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
+	11, // 42: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
+	37, // 43: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_berth_box_v1_box_proto_init() }
@@ -2927,6 +3055,8 @@ func file_berth_box_v1_box_proto_init() {
 		(*Operation_Checkpoint)(nil),
 		(*Operation_ListExecs)(nil),
 		(*Operation_Info)(nil),
+		(*Operation_Export)(nil),
+		(*Operation_Import)(nil),
 	}
 	file_berth_box_v1_box_proto_msgTypes[5].OneofWrappers = []any{
 		(*Frame_Data)(nil),
@@ -2954,7 +3084,7 @@ func file_berth_box_v1_box_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_box_v1_box_proto_rawDesc), len(file_berth_box_v1_box_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -722,7 +722,9 @@ type Terms struct {
 	// Image reference that the template names.
 	Image string `protobuf:"bytes,8,opt,name=image,proto3" json:"image,omitempty"`
 	// Why this tier, in words a person can read.
-	TierReason    string `protobuf:"bytes,9,opt,name=tier_reason,json=tierReason,proto3" json:"tier_reason,omitempty"`
+	TierReason string `protobuf:"bytes,9,opt,name=tier_reason,json=tierReason,proto3" json:"tier_reason,omitempty"`
+	// How often the disk is saved and how long its snapshots are kept.
+	Snapshots     *Snapshots `protobuf:"bytes,10,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +822,87 @@ func (x *Terms) GetTierReason() string {
 	return ""
 }
 
+func (x *Terms) GetSnapshots() *Snapshots {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// Snapshots says how often the disk of an awake session is saved, and which snapshots are kept.
+// A snapshot is kept while any of the three rules holds; the newest is always kept.
+type Snapshots struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Between two snapshots of an awake session whose disk changed; zero: only checkpoints and sleep.
+	Every *durationpb.Duration `protobuf:"bytes,1,opt,name=every,proto3" json:"every,omitempty"`
+	// All snapshots younger than this.
+	KeepAll *durationpb.Duration `protobuf:"bytes,2,opt,name=keep_all,json=keepAll,proto3" json:"keep_all,omitempty"`
+	// The last one of each hour, younger than this.
+	KeepHourly *durationpb.Duration `protobuf:"bytes,3,opt,name=keep_hourly,json=keepHourly,proto3" json:"keep_hourly,omitempty"`
+	// The last one of each day (UTC), younger than this.
+	KeepDaily     *durationpb.Duration `protobuf:"bytes,4,opt,name=keep_daily,json=keepDaily,proto3" json:"keep_daily,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshots) Reset() {
+	*x = Snapshots{}
+	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshots) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshots) ProtoMessage() {}
+
+func (x *Snapshots) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshots.ProtoReflect.Descriptor instead.
+func (*Snapshots) Descriptor() ([]byte, []int) {
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Snapshots) GetEvery() *durationpb.Duration {
+	if x != nil {
+		return x.Every
+	}
+	return nil
+}
+
+func (x *Snapshots) GetKeepAll() *durationpb.Duration {
+	if x != nil {
+		return x.KeepAll
+	}
+	return nil
+}
+
+func (x *Snapshots) GetKeepHourly() *durationpb.Duration {
+	if x != nil {
+		return x.KeepHourly
+	}
+	return nil
+}
+
+func (x *Snapshots) GetKeepDaily() *durationpb.Duration {
+	if x != nil {
+		return x.KeepDaily
+	}
+	return nil
+}
+
 // Admission is what identity and lifecycle decided; scheduler commits it with the wake.
 type Admission struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -843,7 +926,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	mi := &file_berth_core_v1_core_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +938,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	mi := &file_berth_core_v1_core_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +951,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{7}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Admission) GetActor() *Actor {
@@ -934,10 +1017,10 @@ func (x *Admission) GetKeys() []string {
 	return nil
 }
 
-// Manifest describes a disk at one time. In this release it names a local image.
+// Manifest describes a disk at one time: a sealed object in the store of disks.
 type Manifest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Content-derived id.
+	// "m" and 32 base32 characters of the BLAKE3 hash of the sealed object.
 	Id         string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Generation *Stamp `protobuf:"bytes,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	Epoch      *Stamp `protobuf:"bytes,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -947,15 +1030,20 @@ type Manifest struct {
 	TakenAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	SizeBytes      uint64                 `protobuf:"varint,7,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	AllocatedBytes uint64                 `protobuf:"varint,8,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"`
-	// Host that holds the image.
-	Host          string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`
+	// Host that took it.
+	Host string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`
+	// The file system could not be brought to rest first: it is as after a power cut, and its journal
+	// is replayed at the next wake.
+	CrashConsistent bool `protobuf:"varint,10,opt,name=crash_consistent,json=crashConsistent,proto3" json:"crash_consistent,omitempty"`
+	// The earlier manifest whose files this one brought back; empty otherwise.
+	RestoredFrom  string `protobuf:"bytes,11,opt,name=restored_from,json=restoredFrom,proto3" json:"restored_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[8]
+	mi := &file_berth_core_v1_core_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1055,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[8]
+	mi := &file_berth_core_v1_core_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1068,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{8}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Manifest) GetId() string {
@@ -1046,6 +1134,20 @@ func (x *Manifest) GetHost() string {
 	return ""
 }
 
+func (x *Manifest) GetCrashConsistent() bool {
+	if x != nil {
+		return x.CrashConsistent
+	}
+	return false
+}
+
+func (x *Manifest) GetRestoredFrom() string {
+	if x != nil {
+		return x.RestoredFrom
+	}
+	return ""
+}
+
 // Failure is a reason that a person can read, with a kind a program can match.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1059,7 +1161,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[9]
+	mi := &file_berth_core_v1_core_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1173,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[9]
+	mi := &file_berth_core_v1_core_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1186,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{9}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Failure) GetKind() string {
@@ -1135,7 +1237,7 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
-	"\bfrontend\x18\x04 \x01(\tR\bfrontend\"\xec\x02\n" +
+	"\bfrontend\x18\x04 \x01(\tR\bfrontend\"\xa4\x03\n" +
 	"\x05Terms\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\tR\x04plan\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x12'\n" +
@@ -1146,7 +1248,16 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\tretention\x18\a \x01(\v2\x19.google.protobuf.DurationR\tretention\x12\x14\n" +
 	"\x05image\x18\b \x01(\tR\x05image\x12\x1f\n" +
 	"\vtier_reason\x18\t \x01(\tR\n" +
-	"tierReason\"\xf3\x02\n" +
+	"tierReason\x126\n" +
+	"\tsnapshots\x18\n" +
+	" \x01(\v2\x18.berth.core.v1.SnapshotsR\tsnapshots\"\xe8\x01\n" +
+	"\tSnapshots\x12/\n" +
+	"\x05every\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05every\x124\n" +
+	"\bkeep_all\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\akeepAll\x12:\n" +
+	"\vkeep_hourly\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"keepHourly\x128\n" +
+	"\n" +
+	"keep_daily\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tkeepDaily\"\xf3\x02\n" +
 	"\tAdmission\x12*\n" +
 	"\x05actor\x18\x01 \x01(\v2\x14.berth.core.v1.ActorR\x05actor\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1d\n" +
@@ -1157,7 +1268,7 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12*\n" +
 	"\x05cause\x18\a \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12!\n" +
 	"\fsession_name\x18\b \x01(\tR\vsessionName\x12\x12\n" +
-	"\x04keys\x18\t \x03(\tR\x04keys\"\xca\x02\n" +
+	"\x04keys\x18\t \x03(\tR\x04keys\"\x9a\x03\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
 	"\n" +
@@ -1170,7 +1281,10 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\a \x01(\x04R\tsizeBytes\x12'\n" +
 	"\x0fallocated_bytes\x18\b \x01(\x04R\x0eallocatedBytes\x12\x12\n" +
-	"\x04host\x18\t \x01(\tR\x04host\"5\n" +
+	"\x04host\x18\t \x01(\tR\x04host\x12)\n" +
+	"\x10crash_consistent\x18\n" +
+	" \x01(\bR\x0fcrashConsistent\x12#\n" +
+	"\rrestored_from\x18\v \x01(\tR\frestoredFrom\"5\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason*\x80\x01\n" +
@@ -1223,7 +1337,7 @@ func file_berth_core_v1_core_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_core_v1_core_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_berth_core_v1_core_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_berth_core_v1_core_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_berth_core_v1_core_proto_goTypes = []any{
 	(Tier)(0),                     // 0: berth.core.v1.Tier
 	(Persistence)(0),              // 1: berth.core.v1.Persistence
@@ -1237,37 +1351,43 @@ var file_berth_core_v1_core_proto_goTypes = []any{
 	(*Timing)(nil),                // 9: berth.core.v1.Timing
 	(*Actor)(nil),                 // 10: berth.core.v1.Actor
 	(*Terms)(nil),                 // 11: berth.core.v1.Terms
-	(*Admission)(nil),             // 12: berth.core.v1.Admission
-	(*Manifest)(nil),              // 13: berth.core.v1.Manifest
-	(*Failure)(nil),               // 14: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*Snapshots)(nil),             // 12: berth.core.v1.Snapshots
+	(*Admission)(nil),             // 13: berth.core.v1.Admission
+	(*Manifest)(nil),              // 14: berth.core.v1.Manifest
+	(*Failure)(nil),               // 15: berth.core.v1.Failure
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
 }
 var file_berth_core_v1_core_proto_depIdxs = []int32{
 	5,  // 0: berth.core.v1.SessionRef.generation:type_name -> berth.core.v1.Stamp
 	5,  // 1: berth.core.v1.SessionRef.epoch:type_name -> berth.core.v1.Stamp
-	15, // 2: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
-	15, // 3: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
-	15, // 4: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
+	16, // 2: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
+	16, // 3: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
+	16, // 4: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
 	8,  // 5: berth.core.v1.Timing.steps:type_name -> berth.core.v1.Step
 	0,  // 6: berth.core.v1.Terms.tier:type_name -> berth.core.v1.Tier
 	7,  // 7: berth.core.v1.Terms.limits:type_name -> berth.core.v1.Limits
 	1,  // 8: berth.core.v1.Terms.persistence:type_name -> berth.core.v1.Persistence
-	15, // 9: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
-	15, // 10: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
-	10, // 11: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
-	11, // 12: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
-	16, // 13: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
-	16, // 14: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
-	4,  // 15: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
-	5,  // 16: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
-	5,  // 17: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
-	16, // 18: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 9: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
+	16, // 10: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
+	12, // 11: berth.core.v1.Terms.snapshots:type_name -> berth.core.v1.Snapshots
+	16, // 12: berth.core.v1.Snapshots.every:type_name -> google.protobuf.Duration
+	16, // 13: berth.core.v1.Snapshots.keep_all:type_name -> google.protobuf.Duration
+	16, // 14: berth.core.v1.Snapshots.keep_hourly:type_name -> google.protobuf.Duration
+	16, // 15: berth.core.v1.Snapshots.keep_daily:type_name -> google.protobuf.Duration
+	10, // 16: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
+	11, // 17: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
+	17, // 18: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
+	17, // 19: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
+	4,  // 20: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
+	5,  // 21: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
+	5,  // 22: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
+	17, // 23: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_berth_core_v1_core_proto_init() }
@@ -1281,7 +1401,7 @@ func file_berth_core_v1_core_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_core_v1_core_proto_rawDesc), len(file_berth_core_v1_core_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

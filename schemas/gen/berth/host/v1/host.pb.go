@@ -40,7 +40,12 @@ type WakeRequest struct {
 	SessionName     string                 `protobuf:"bytes,6,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
 	Deadline        *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// True for the first wake of a generation: only then may a blank disk be handed out.
-	Fresh         bool `protobuf:"varint,8,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	Fresh bool `protobuf:"varint,8,opt,name=fresh,proto3" json:"fresh,omitempty"`
+	// The session was active after manifest was committed and what it wrote then was not saved: a wake
+	// from the store is restored as of the manifest's time.
+	Unsaved bool `protobuf:"varint,9,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	// Bring back this earlier manifest; it becomes a new one whose parent is manifest.
+	Restore       string `protobuf:"bytes,10,opt,name=restore,proto3" json:"restore,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,6 +134,20 @@ func (x *WakeRequest) GetFresh() bool {
 		return x.Fresh
 	}
 	return false
+}
+
+func (x *WakeRequest) GetUnsaved() bool {
+	if x != nil {
+		return x.Unsaved
+	}
+	return false
+}
+
+func (x *WakeRequest) GetRestore() string {
+	if x != nil {
+		return x.Restore
+	}
+	return ""
 }
 
 // WakeReply: the guest answered in this epoch. Nothing of the user runs before scheduler commits.
@@ -814,23 +833,549 @@ func (x *DiskRecord) GetMounted() bool {
 	return false
 }
 
+// SnapshotsRequest asks for the snapshots of a session. The host needs no key for it.
+type SnapshotsRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Head of the session's manifests.
+	Manifest      string `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotsRequest) Reset() {
+	*x = SnapshotsRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotsRequest) ProtoMessage() {}
+
+func (x *SnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SnapshotsRequest) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *SnapshotsRequest) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
+// SnapshotsReply lists them, newest first; the first is the head.
+type SnapshotsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotsReply) Reset() {
+	*x = SnapshotsReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotsReply) ProtoMessage() {}
+
+func (x *SnapshotsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotsReply.ProtoReflect.Descriptor instead.
+func (*SnapshotsReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SnapshotsReply) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// Snapshot is one manifest that can be brought back.
+type Snapshot struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	TakenAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
+	Epoch   *v1.Stamp              `protobuf:"bytes,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Size of the disk.
+	SizeBytes uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Bytes of the disk that hold something.
+	AllocatedBytes uint64 `protobuf:"varint,5,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"`
+	// Bytes that were added to the store for it.
+	AddedBytes      uint64 `protobuf:"varint,6,opt,name=added_bytes,json=addedBytes,proto3" json:"added_bytes,omitempty"`
+	ImageDigest     string `protobuf:"bytes,7,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	CrashConsistent bool   `protobuf:"varint,8,opt,name=crash_consistent,json=crashConsistent,proto3" json:"crash_consistent,omitempty"`
+	RestoredFrom    string `protobuf:"bytes,9,opt,name=restored_from,json=restoredFrom,proto3" json:"restored_from,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Snapshot) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Snapshot) GetTakenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TakenAt
+	}
+	return nil
+}
+
+func (x *Snapshot) GetEpoch() *v1.Stamp {
+	if x != nil {
+		return x.Epoch
+	}
+	return nil
+}
+
+func (x *Snapshot) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetAllocatedBytes() uint64 {
+	if x != nil {
+		return x.AllocatedBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetAddedBytes() uint64 {
+	if x != nil {
+		return x.AddedBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *Snapshot) GetCrashConsistent() bool {
+	if x != nil {
+		return x.CrashConsistent
+	}
+	return false
+}
+
+func (x *Snapshot) GetRestoredFrom() string {
+	if x != nil {
+		return x.RestoredFrom
+	}
+	return ""
+}
+
+// VerifyRequest reads what is stored of a session, a part at a time, and compares it with its hashes.
+// The host needs no key: objects are named by the hash of what they hold, sealed.
+type VerifyRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Head of the session's manifests.
+	Manifest string `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// Continue after this object.
+	After         string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyRequest) Reset() {
+	*x = VerifyRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyRequest) ProtoMessage() {}
+
+func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
+func (*VerifyRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *VerifyRequest) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *VerifyRequest) GetManifest() string {
+	if x != nil {
+		return x.Manifest
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+// VerifyReply is the outcome of one part.
+type VerifyReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Objects and bytes that were read in this part.
+	Objects uint32    `protobuf:"varint,1,opt,name=objects,proto3" json:"objects,omitempty"`
+	Bytes   uint64    `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Damaged []*Damage `protobuf:"bytes,3,rep,name=damaged,proto3" json:"damaged,omitempty"`
+	// Not empty: ask again with after set to this.
+	Next string `protobuf:"bytes,4,opt,name=next,proto3" json:"next,omitempty"`
+	// Snapshots and objects of the session in all.
+	Snapshots     uint32 `protobuf:"varint,5,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	TotalObjects  uint32 `protobuf:"varint,6,opt,name=total_objects,json=totalObjects,proto3" json:"total_objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyReply) Reset() {
+	*x = VerifyReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyReply) ProtoMessage() {}
+
+func (x *VerifyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyReply.ProtoReflect.Descriptor instead.
+func (*VerifyReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VerifyReply) GetObjects() uint32 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *VerifyReply) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *VerifyReply) GetDamaged() []*Damage {
+	if x != nil {
+		return x.Damaged
+	}
+	return nil
+}
+
+func (x *VerifyReply) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+func (x *VerifyReply) GetSnapshots() uint32 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
+func (x *VerifyReply) GetTotalObjects() uint32 {
+	if x != nil {
+		return x.TotalObjects
+	}
+	return 0
+}
+
+// Damage is an object that is missing or does not hold what it should.
+type Damage struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Object string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	Reason string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Snapshots that need it.
+	Snapshots     []string `protobuf:"bytes,3,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Damage) Reset() {
+	*x = Damage{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Damage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Damage) ProtoMessage() {}
+
+func (x *Damage) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Damage.ProtoReflect.Descriptor instead.
+func (*Damage) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Damage) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Damage) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Damage) GetSnapshots() []string {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// GrowRequest makes the disk of an awake session larger while it runs. Idempotent; it never shrinks.
+type GrowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowRequest) Reset() {
+	*x = GrowRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowRequest) ProtoMessage() {}
+
+func (x *GrowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowRequest.ProtoReflect.Descriptor instead.
+func (*GrowRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *GrowRequest) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *GrowRequest) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+// GrowReply: the size of the disk now.
+type GrowReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SizeBytes     uint64                 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowReply) Reset() {
+	*x = GrowReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowReply) ProtoMessage() {}
+
+func (x *GrowReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowReply.ProtoReflect.Descriptor instead.
+func (*GrowReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *GrowReply) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
 // Event is the body of hostagent's events on berth.v1.session.<tenant>.<session>.<event>.
 type Event struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Host    string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
 	At      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
-	// quota, oom or exited.
+	// quota, oom, exited, restoring, unsaved or saved.
 	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
 	// A sentence that a user can read.
-	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// quota: bytes used of the disk and its size; restoring: bytes read of all that there are.
+	DoneBytes     uint64 `protobuf:"varint,6,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	TotalBytes    uint64 `protobuf:"varint,7,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	mi := &file_berth_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +1387,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	mi := &file_berth_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +1400,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetSession() *v1.SessionRef {
@@ -893,6 +1438,20 @@ func (x *Event) GetReason() string {
 	return ""
 }
 
+func (x *Event) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *Event) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
 // Facts is published on berth.v1.host.<host>.facts at start and when they change.
 type Facts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -906,14 +1465,16 @@ type Facts struct {
 	At            *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=at,proto3" json:"at,omitempty"`
 	Kernel        string                 `protobuf:"bytes,9,opt,name=kernel,proto3" json:"kernel,omitempty"`
 	// What was tried and is not there, with the reason.
-	Missing       []string `protobuf:"bytes,10,rep,name=missing,proto3" json:"missing,omitempty"`
+	Missing []string `protobuf:"bytes,10,rep,name=missing,proto3" json:"missing,omitempty"`
+	// Kind of the store of disks: its URL without user, password and query.
+	Store         string `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Facts) Reset() {
 	*x = Facts{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	mi := &file_berth_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1486,7 @@ func (x *Facts) String() string {
 func (*Facts) ProtoMessage() {}
 
 func (x *Facts) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	mi := &file_berth_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1499,7 @@ func (x *Facts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Facts.ProtoReflect.Descriptor instead.
 func (*Facts) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Facts) GetHost() string {
@@ -1011,6 +1572,13 @@ func (x *Facts) GetMissing() []string {
 	return nil
 }
 
+func (x *Facts) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
 // UsageSample is published on berth.v1.usage.<tenant>.<session>.
 type UsageSample struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1026,7 +1594,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	mi := &file_berth_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1606,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	mi := &file_berth_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1619,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UsageSample) GetSession() *v1.SessionRef {
@@ -1100,7 +1668,7 @@ var File_berth_host_v1_host_proto protoreflect.FileDescriptor
 
 const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe0\x02\n" +
+	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x03\n" +
 	"\vWakeRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1a\n" +
@@ -1109,7 +1677,10 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x11last_active_epoch\x18\x05 \x01(\v2\x14.berth.core.v1.StampR\x0flastActiveEpoch\x12!\n" +
 	"\fsession_name\x18\x06 \x01(\tR\vsessionName\x126\n" +
 	"\bdeadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12\x14\n" +
-	"\x05fresh\x18\b \x01(\bR\x05fresh\"\xce\x01\n" +
+	"\x05fresh\x18\b \x01(\bR\x05fresh\x12\x18\n" +
+	"\aunsaved\x18\t \x01(\bR\aunsaved\x12\x18\n" +
+	"\arestore\x18\n" +
+	" \x01(\tR\arestore\"\xce\x01\n" +
 	"\tWakeReply\x12-\n" +
 	"\x06origin\x18\x01 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
 	"\x0erestored_as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\x12-\n" +
@@ -1159,13 +1730,56 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12'\n" +
 	"\x0fallocated_bytes\x18\x05 \x01(\x04R\x0eallocatedBytes\x12\x18\n" +
-	"\amounted\x18\x06 \x01(\bR\amounted\"\xa8\x01\n" +
+	"\amounted\x18\x06 \x01(\bR\amounted\"c\n" +
+	"\x10SnapshotsRequest\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\tR\bmanifest\"G\n" +
+	"\x0eSnapshotsReply\x125\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x17.berth.host.v1.SnapshotR\tsnapshots\"\xd9\x02\n" +
+	"\bSnapshot\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
+	"\btaken_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\atakenAt\x12*\n" +
+	"\x05epoch\x18\x03 \x01(\v2\x14.berth.core.v1.StampR\x05epoch\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12'\n" +
+	"\x0fallocated_bytes\x18\x05 \x01(\x04R\x0eallocatedBytes\x12\x1f\n" +
+	"\vadded_bytes\x18\x06 \x01(\x04R\n" +
+	"addedBytes\x12!\n" +
+	"\fimage_digest\x18\a \x01(\tR\vimageDigest\x12)\n" +
+	"\x10crash_consistent\x18\b \x01(\bR\x0fcrashConsistent\x12#\n" +
+	"\rrestored_from\x18\t \x01(\tR\frestoredFrom\"v\n" +
+	"\rVerifyRequest\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\xc5\x01\n" +
+	"\vVerifyReply\x12\x18\n" +
+	"\aobjects\x18\x01 \x01(\rR\aobjects\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12/\n" +
+	"\adamaged\x18\x03 \x03(\v2\x15.berth.host.v1.DamageR\adamaged\x12\x12\n" +
+	"\x04next\x18\x04 \x01(\tR\x04next\x12\x1c\n" +
+	"\tsnapshots\x18\x05 \x01(\rR\tsnapshots\x12#\n" +
+	"\rtotal_objects\x18\x06 \x01(\rR\ftotalObjects\"V\n" +
+	"\x06Damage\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tsnapshots\x18\x03 \x03(\tR\tsnapshots\"a\n" +
+	"\vGrowRequest\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"*\n" +
+	"\tGrowReply\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"\xe8\x01\n" +
 	"\x05Event\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12*\n" +
 	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xc7\x02\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x06 \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\a \x01(\x04R\n" +
+	"totalBytes\"\xdd\x02\n" +
 	"\x05Facts\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12)\n" +
@@ -1177,7 +1791,8 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
 	"\x06kernel\x18\t \x01(\tR\x06kernel\x12\x18\n" +
 	"\amissing\x18\n" +
-	" \x03(\tR\amissing\"\x8e\x02\n" +
+	" \x03(\tR\amissing\x12\x14\n" +
+	"\x05store\x18\v \x01(\tR\x05store\"\x8e\x02\n" +
 	"\vUsageSample\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12+\n" +
@@ -1200,7 +1815,7 @@ func file_berth_host_v1_host_proto_rawDescGZIP() []byte {
 	return file_berth_host_v1_host_proto_rawDescData
 }
 
-var file_berth_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_berth_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_berth_host_v1_host_proto_goTypes = []any{
 	(*WakeRequest)(nil),           // 0: berth.host.v1.WakeRequest
 	(*WakeReply)(nil),             // 1: berth.host.v1.WakeReply
@@ -1214,56 +1829,71 @@ var file_berth_host_v1_host_proto_goTypes = []any{
 	(*InventoryReply)(nil),        // 9: berth.host.v1.InventoryReply
 	(*SandboxRecord)(nil),         // 10: berth.host.v1.SandboxRecord
 	(*DiskRecord)(nil),            // 11: berth.host.v1.DiskRecord
-	(*Event)(nil),                 // 12: berth.host.v1.Event
-	(*Facts)(nil),                 // 13: berth.host.v1.Facts
-	(*UsageSample)(nil),           // 14: berth.host.v1.UsageSample
-	(*v1.SessionRef)(nil),         // 15: berth.core.v1.SessionRef
-	(*v1.Terms)(nil),              // 16: berth.core.v1.Terms
-	(*v1.Stamp)(nil),              // 17: berth.core.v1.Stamp
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(v1.Origin)(0),                // 19: berth.core.v1.Origin
-	(*v1.Timing)(nil),             // 20: berth.core.v1.Timing
-	(*v1.Manifest)(nil),           // 21: berth.core.v1.Manifest
-	(v1.Tier)(0),                  // 22: berth.core.v1.Tier
-	(*v1.Limits)(nil),             // 23: berth.core.v1.Limits
-	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(*SnapshotsRequest)(nil),      // 12: berth.host.v1.SnapshotsRequest
+	(*SnapshotsReply)(nil),        // 13: berth.host.v1.SnapshotsReply
+	(*Snapshot)(nil),              // 14: berth.host.v1.Snapshot
+	(*VerifyRequest)(nil),         // 15: berth.host.v1.VerifyRequest
+	(*VerifyReply)(nil),           // 16: berth.host.v1.VerifyReply
+	(*Damage)(nil),                // 17: berth.host.v1.Damage
+	(*GrowRequest)(nil),           // 18: berth.host.v1.GrowRequest
+	(*GrowReply)(nil),             // 19: berth.host.v1.GrowReply
+	(*Event)(nil),                 // 20: berth.host.v1.Event
+	(*Facts)(nil),                 // 21: berth.host.v1.Facts
+	(*UsageSample)(nil),           // 22: berth.host.v1.UsageSample
+	(*v1.SessionRef)(nil),         // 23: berth.core.v1.SessionRef
+	(*v1.Terms)(nil),              // 24: berth.core.v1.Terms
+	(*v1.Stamp)(nil),              // 25: berth.core.v1.Stamp
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(v1.Origin)(0),                // 27: berth.core.v1.Origin
+	(*v1.Timing)(nil),             // 28: berth.core.v1.Timing
+	(*v1.Manifest)(nil),           // 29: berth.core.v1.Manifest
+	(v1.Tier)(0),                  // 30: berth.core.v1.Tier
+	(*v1.Limits)(nil),             // 31: berth.core.v1.Limits
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
 }
 var file_berth_host_v1_host_proto_depIdxs = []int32{
-	15, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
-	16, // 1: berth.host.v1.WakeRequest.terms:type_name -> berth.core.v1.Terms
-	17, // 2: berth.host.v1.WakeRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
-	18, // 3: berth.host.v1.WakeRequest.deadline:type_name -> google.protobuf.Timestamp
-	19, // 4: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
-	18, // 5: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	20, // 6: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
-	15, // 7: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
-	18, // 8: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	18, // 9: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
-	21, // 10: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
-	20, // 11: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
-	15, // 12: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
-	15, // 13: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
-	18, // 14: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
+	23, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
+	24, // 1: berth.host.v1.WakeRequest.terms:type_name -> berth.core.v1.Terms
+	25, // 2: berth.host.v1.WakeRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
+	26, // 3: berth.host.v1.WakeRequest.deadline:type_name -> google.protobuf.Timestamp
+	27, // 4: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
+	26, // 5: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	28, // 6: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
+	23, // 7: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 8: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	26, // 9: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
+	29, // 10: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
+	28, // 11: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
+	23, // 12: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 13: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 14: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
 	10, // 15: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
 	11, // 16: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
-	15, // 17: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
-	22, // 18: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
-	18, // 19: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
-	15, // 20: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
-	15, // 21: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	18, // 22: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
-	22, // 23: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
-	23, // 24: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
-	18, // 25: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	15, // 26: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	18, // 27: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	24, // 28: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	24, // 29: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	23, // 17: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
+	30, // 18: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
+	26, // 19: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
+	23, // 20: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
+	23, // 21: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
+	14, // 22: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
+	26, // 23: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
+	25, // 24: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
+	23, // 25: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
+	17, // 26: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
+	23, // 27: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 28: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	26, // 29: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
+	30, // 30: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
+	31, // 31: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
+	26, // 32: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
+	23, // 33: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	26, // 34: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	32, // 35: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	32, // 36: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }
@@ -1277,7 +1907,7 @@ func file_berth_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_host_v1_host_proto_rawDesc), len(file_berth_host_v1_host_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

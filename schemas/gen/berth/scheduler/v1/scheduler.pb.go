@@ -1356,20 +1356,25 @@ func (x *ListReply) GetNext() string {
 
 // SessionRecord is what the scheduler knows of a session.
 type SessionRecord struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	State         v1.State               `protobuf:"varint,2,opt,name=state,proto3,enum=berth.core.v1.State" json:"state,omitempty"`
-	Revision      uint64                 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
-	Manifest      string                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	Terms         *v1.Terms              `protobuf:"bytes,6,opt,name=terms,proto3" json:"terms,omitempty"`
-	Actor         *v1.Actor              `protobuf:"bytes,7,opt,name=actor,proto3" json:"actor,omitempty"`
-	SessionName   string                 `protobuf:"bytes,8,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
-	LastWake      *v1.Timing             `protobuf:"bytes,11,opt,name=last_wake,json=lastWake,proto3" json:"last_wake,omitempty"`
-	Failure       *v1.Failure            `protobuf:"bytes,12,opt,name=failure,proto3" json:"failure,omitempty"`
-	Origin        v1.Origin              `protobuf:"varint,13,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Session     *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	State       v1.State               `protobuf:"varint,2,opt,name=state,proto3,enum=berth.core.v1.State" json:"state,omitempty"`
+	Revision    uint64                 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	Host        string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
+	Manifest    string                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	Terms       *v1.Terms              `protobuf:"bytes,6,opt,name=terms,proto3" json:"terms,omitempty"`
+	Actor       *v1.Actor              `protobuf:"bytes,7,opt,name=actor,proto3" json:"actor,omitempty"`
+	SessionName string                 `protobuf:"bytes,8,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
+	CreatedAt   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ChangedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	LastWake    *v1.Timing             `protobuf:"bytes,11,opt,name=last_wake,json=lastWake,proto3" json:"last_wake,omitempty"`
+	Failure     *v1.Failure            `protobuf:"bytes,12,opt,name=failure,proto3" json:"failure,omitempty"`
+	Origin      v1.Origin              `protobuf:"varint,13,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
+	// The snapshot that the next wake brings back; empty: the newest disk.
+	Restore string `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`
+	// What was written after the manifest is on the host's disk only.
+	Unsaved       bool                   `protobuf:"varint,15,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	RestoredAsOf  *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1495,6 +1500,161 @@ func (x *SessionRecord) GetOrigin() v1.Origin {
 	return v1.Origin(0)
 }
 
+func (x *SessionRecord) GetRestore() string {
+	if x != nil {
+		return x.Restore
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetUnsaved() bool {
+	if x != nil {
+		return x.Unsaved
+	}
+	return false
+}
+
+func (x *SessionRecord) GetRestoredAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RestoredAsOf
+	}
+	return nil
+}
+
+// RestoreRequest has the next wake of a session bring back an earlier snapshot. The session must be
+// at rest (asleep, paused or failed). What it held until now stays a snapshot. Idempotent; asking for
+// the head takes an earlier request back.
+type RestoreRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Tenant     string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	Generation *v1.Stamp              `protobuf:"bytes,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Head that the caller saw; refused as a conflict if it has moved.
+	Head string `protobuf:"bytes,4,opt,name=head,proto3" json:"head,omitempty"`
+	// The snapshot to bring back, and when it was taken.
+	Snapshot      string                 `protobuf:"bytes,5,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	AsOf          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreRequest) Reset() {
+	*x = RestoreRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreRequest) ProtoMessage() {}
+
+func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
+func (*RestoreRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RestoreRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetGeneration() *v1.Stamp {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
+func (x *RestoreRequest) GetHead() string {
+	if x != nil {
+		return x.Head
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+// RestoreReply is the record as it is now.
+type RestoreReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        *SessionRecord         `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreReply) Reset() {
+	*x = RestoreReply{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreReply) ProtoMessage() {}
+
+func (x *RestoreReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreReply.ProtoReflect.Descriptor instead.
+func (*RestoreReply) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RestoreReply) GetRecord() *SessionRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
 // HostsRequest asks for all hosts.
 type HostsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1504,7 +1664,7 @@ type HostsRequest struct {
 
 func (x *HostsRequest) Reset() {
 	*x = HostsRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1676,7 @@ func (x *HostsRequest) String() string {
 func (*HostsRequest) ProtoMessage() {}
 
 func (x *HostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1689,7 @@ func (x *HostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsRequest.ProtoReflect.Descriptor instead.
 func (*HostsRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{20}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{22}
 }
 
 // HostsReply lists hosts.
@@ -1542,7 +1702,7 @@ type HostsReply struct {
 
 func (x *HostsReply) Reset() {
 	*x = HostsReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1714,7 @@ func (x *HostsReply) String() string {
 func (*HostsReply) ProtoMessage() {}
 
 func (x *HostsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1727,7 @@ func (x *HostsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsReply.ProtoReflect.Descriptor instead.
 func (*HostsReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{21}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostsReply) GetHosts() []*HostRecord {
@@ -1597,7 +1757,7 @@ type HostRecord struct {
 
 func (x *HostRecord) Reset() {
 	*x = HostRecord{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1769,7 @@ func (x *HostRecord) String() string {
 func (*HostRecord) ProtoMessage() {}
 
 func (x *HostRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1782,7 @@ func (x *HostRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecord.ProtoReflect.Descriptor instead.
 func (*HostRecord) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{22}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostRecord) GetHost() string {
@@ -1715,6 +1875,8 @@ type Event struct {
 	//	*Event_Paused
 	//	*Event_Unplaceable
 	//	*Event_Deleted
+	//	*Event_Erased
+	//	*Event_Rewound
 	Detail        isEvent_Detail `protobuf_oneof:"detail"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1722,7 +1884,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1896,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1909,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{23}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetSession() *v1.SessionRef {
@@ -1875,6 +2037,24 @@ func (x *Event) GetDeleted() *Deleted {
 	return nil
 }
 
+func (x *Event) GetErased() *Erased {
+	if x != nil {
+		if x, ok := x.Detail.(*Event_Erased); ok {
+			return x.Erased
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetRewound() *Rewound {
+	if x != nil {
+		if x, ok := x.Detail.(*Event_Rewound); ok {
+			return x.Rewound
+		}
+	}
+	return nil
+}
+
 type isEvent_Detail interface {
 	isEvent_Detail()
 }
@@ -1919,6 +2099,14 @@ type Event_Deleted struct {
 	Deleted *Deleted `protobuf:"bytes,14,opt,name=deleted,proto3,oneof"`
 }
 
+type Event_Erased struct {
+	Erased *Erased `protobuf:"bytes,15,opt,name=erased,proto3,oneof"`
+}
+
+type Event_Rewound struct {
+	Rewound *Rewound `protobuf:"bytes,16,opt,name=rewound,proto3,oneof"`
+}
+
 func (*Event_Admitted) isEvent_Detail() {}
 
 func (*Event_Placed) isEvent_Detail() {}
@@ -1939,6 +2127,10 @@ func (*Event_Unplaceable) isEvent_Detail() {}
 
 func (*Event_Deleted) isEvent_Detail() {}
 
+func (*Event_Erased) isEvent_Detail() {}
+
+func (*Event_Rewound) isEvent_Detail() {}
+
 // Admitted: a request was let in, as identity and lifecycle handed it over.
 type Admitted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1953,7 +2145,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2157,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2170,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{24}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Admitted) GetActor() *v1.Actor {
@@ -2028,7 +2220,7 @@ type Placed struct {
 
 func (x *Placed) Reset() {
 	*x = Placed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2232,7 @@ func (x *Placed) String() string {
 func (*Placed) ProtoMessage() {}
 
 func (x *Placed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2245,7 @@ func (x *Placed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placed.ProtoReflect.Descriptor instead.
 func (*Placed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{25}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Placed) GetHost() string {
@@ -2086,7 +2278,7 @@ type Active struct {
 
 func (x *Active) Reset() {
 	*x = Active{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2290,7 @@ func (x *Active) String() string {
 func (*Active) ProtoMessage() {}
 
 func (x *Active) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2303,7 @@ func (x *Active) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Active.ProtoReflect.Descriptor instead.
 func (*Active) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{26}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Active) GetHost() string {
@@ -2174,7 +2366,7 @@ type Renewed struct {
 
 func (x *Renewed) Reset() {
 	*x = Renewed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2378,7 @@ func (x *Renewed) String() string {
 func (*Renewed) ProtoMessage() {}
 
 func (x *Renewed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2391,7 @@ func (x *Renewed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Renewed.ProtoReflect.Descriptor instead.
 func (*Renewed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{27}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Renewed) GetRequestId() string {
@@ -2230,7 +2422,7 @@ type Asleep struct {
 
 func (x *Asleep) Reset() {
 	*x = Asleep{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2434,7 @@ func (x *Asleep) String() string {
 func (*Asleep) ProtoMessage() {}
 
 func (x *Asleep) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2447,7 @@ func (x *Asleep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Asleep.ProtoReflect.Descriptor instead.
 func (*Asleep) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{28}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Asleep) GetManifest() string {
@@ -2304,7 +2496,7 @@ type Displaced struct {
 
 func (x *Displaced) Reset() {
 	*x = Displaced{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2508,7 @@ func (x *Displaced) String() string {
 func (*Displaced) ProtoMessage() {}
 
 func (x *Displaced) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2521,7 @@ func (x *Displaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Displaced.ProtoReflect.Descriptor instead.
 func (*Displaced) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{29}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Displaced) GetHost() string {
@@ -2356,7 +2548,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2560,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2573,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{30}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Failed) GetFailure() *v1.Failure {
@@ -2401,7 +2593,7 @@ type Paused struct {
 
 func (x *Paused) Reset() {
 	*x = Paused{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2605,7 @@ func (x *Paused) String() string {
 func (*Paused) ProtoMessage() {}
 
 func (x *Paused) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2618,7 @@ func (x *Paused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Paused.ProtoReflect.Descriptor instead.
 func (*Paused) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{31}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Paused) GetReason() string {
@@ -2447,7 +2639,7 @@ type Unplaceable struct {
 
 func (x *Unplaceable) Reset() {
 	*x = Unplaceable{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2651,7 @@ func (x *Unplaceable) String() string {
 func (*Unplaceable) ProtoMessage() {}
 
 func (x *Unplaceable) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2664,7 @@ func (x *Unplaceable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaceable.ProtoReflect.Descriptor instead.
 func (*Unplaceable) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{32}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Unplaceable) GetReason() string {
@@ -2500,7 +2692,7 @@ type Deleted struct {
 
 func (x *Deleted) Reset() {
 	*x = Deleted{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +2704,7 @@ func (x *Deleted) String() string {
 func (*Deleted) ProtoMessage() {}
 
 func (x *Deleted) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +2717,7 @@ func (x *Deleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deleted.ProtoReflect.Descriptor instead.
 func (*Deleted) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{33}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Deleted) GetRequestId() string {
@@ -2538,6 +2730,113 @@ func (x *Deleted) GetRequestId() string {
 func (x *Deleted) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+// Erased: every host that ever held this generation confirmed that nothing of it is left there.
+type Erased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hosts         []string               `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Erased) Reset() {
+	*x = Erased{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Erased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Erased) ProtoMessage() {}
+
+func (x *Erased) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Erased.ProtoReflect.Descriptor instead.
+func (*Erased) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Erased) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+// Rewound: the next wake brings back this snapshot, or (snapshot empty) the newest disk after all.
+type Rewound struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	AsOf     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Head until then; it stays a snapshot.
+	Head          string `protobuf:"bytes,3,opt,name=head,proto3" json:"head,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rewound) Reset() {
+	*x = Rewound{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rewound) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rewound) ProtoMessage() {}
+
+func (x *Rewound) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rewound.ProtoReflect.Descriptor instead.
+func (*Rewound) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Rewound) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *Rewound) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *Rewound) GetHead() string {
+	if x != nil {
+		return x.Head
 	}
 	return ""
 }
@@ -2560,7 +2859,7 @@ type HostEvent struct {
 
 func (x *HostEvent) Reset() {
 	*x = HostEvent{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2871,7 @@ func (x *HostEvent) String() string {
 func (*HostEvent) ProtoMessage() {}
 
 func (x *HostEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2884,7 @@ func (x *HostEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEvent.ProtoReflect.Descriptor instead.
 func (*HostEvent) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{34}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HostEvent) GetHost() string {
@@ -2750,7 +3049,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\adeleted\x18\x06 \x01(\bR\adeleted\"\\\n" +
 	"\tListReply\x12;\n" +
 	"\arecords\x18\x01 \x03(\v2!.berth.scheduler.v1.SessionRecordR\arecords\x12\x12\n" +
-	"\x04next\x18\x02 \x01(\tR\x04next\"\xc2\x04\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"\xb8\x05\n" +
 	"\rSessionRecord\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
@@ -2767,7 +3066,21 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x122\n" +
 	"\tlast_wake\x18\v \x01(\v2\x15.berth.core.v1.TimingR\blastWake\x120\n" +
 	"\afailure\x18\f \x01(\v2\x16.berth.core.v1.FailureR\afailure\x12-\n" +
-	"\x06origin\x18\r \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\"\x0e\n" +
+	"\x06origin\x18\r \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12\x18\n" +
+	"\arestore\x18\x0e \x01(\tR\arestore\x12\x18\n" +
+	"\aunsaved\x18\x0f \x01(\bR\aunsaved\x12@\n" +
+	"\x0erestored_as_of\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\"\xd9\x01\n" +
+	"\x0eRestoreRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\v2\x14.berth.core.v1.StampR\n" +
+	"generation\x12\x12\n" +
+	"\x04head\x18\x04 \x01(\tR\x04head\x12\x1a\n" +
+	"\bsnapshot\x18\x05 \x01(\tR\bsnapshot\x12/\n" +
+	"\x05as_of\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"I\n" +
+	"\fRestoreReply\x129\n" +
+	"\x06record\x18\x01 \x01(\v2!.berth.scheduler.v1.SessionRecordR\x06record\"\x0e\n" +
 	"\fHostsRequest\"B\n" +
 	"\n" +
 	"HostsReply\x124\n" +
@@ -2787,7 +3100,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	" \x01(\rR\x06active\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe9\x06\n" +
 	"\x05Event\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12*\n" +
@@ -2803,7 +3116,9 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x06failed\x18\v \x01(\v2\x1a.berth.scheduler.v1.FailedH\x00R\x06failed\x124\n" +
 	"\x06paused\x18\f \x01(\v2\x1a.berth.scheduler.v1.PausedH\x00R\x06paused\x12C\n" +
 	"\vunplaceable\x18\r \x01(\v2\x1f.berth.scheduler.v1.UnplaceableH\x00R\vunplaceable\x127\n" +
-	"\adeleted\x18\x0e \x01(\v2\x1b.berth.scheduler.v1.DeletedH\x00R\adeletedB\b\n" +
+	"\adeleted\x18\x0e \x01(\v2\x1b.berth.scheduler.v1.DeletedH\x00R\adeleted\x124\n" +
+	"\x06erased\x18\x0f \x01(\v2\x1a.berth.scheduler.v1.ErasedH\x00R\x06erased\x127\n" +
+	"\arewound\x18\x10 \x01(\v2\x1b.berth.scheduler.v1.RewoundH\x00R\arewoundB\b\n" +
 	"\x06detail\"\xd0\x01\n" +
 	"\bAdmitted\x12*\n" +
 	"\x05actor\x18\x01 \x01(\v2\x14.berth.core.v1.ActorR\x05actor\x12*\n" +
@@ -2848,7 +3163,13 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\aDeleted\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xe9\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x1e\n" +
+	"\x06Erased\x12\x14\n" +
+	"\x05hosts\x18\x01 \x03(\tR\x05hosts\"j\n" +
+	"\aRewound\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12/\n" +
+	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x12\n" +
+	"\x04head\x18\x03 \x01(\tR\x04head\"\xe9\x01\n" +
 	"\tHostEvent\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12*\n" +
@@ -2871,7 +3192,7 @@ func file_berth_scheduler_v1_scheduler_proto_rawDescGZIP() []byte {
 	return file_berth_scheduler_v1_scheduler_proto_rawDescData
 }
 
-var file_berth_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_berth_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*WakeRequest)(nil),           // 0: berth.scheduler.v1.WakeRequest
 	(*WakeReply)(nil),             // 1: berth.scheduler.v1.WakeReply
@@ -2893,121 +3214,132 @@ var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*ListRequest)(nil),           // 17: berth.scheduler.v1.ListRequest
 	(*ListReply)(nil),             // 18: berth.scheduler.v1.ListReply
 	(*SessionRecord)(nil),         // 19: berth.scheduler.v1.SessionRecord
-	(*HostsRequest)(nil),          // 20: berth.scheduler.v1.HostsRequest
-	(*HostsReply)(nil),            // 21: berth.scheduler.v1.HostsReply
-	(*HostRecord)(nil),            // 22: berth.scheduler.v1.HostRecord
-	(*Event)(nil),                 // 23: berth.scheduler.v1.Event
-	(*Admitted)(nil),              // 24: berth.scheduler.v1.Admitted
-	(*Placed)(nil),                // 25: berth.scheduler.v1.Placed
-	(*Active)(nil),                // 26: berth.scheduler.v1.Active
-	(*Renewed)(nil),               // 27: berth.scheduler.v1.Renewed
-	(*Asleep)(nil),                // 28: berth.scheduler.v1.Asleep
-	(*Displaced)(nil),             // 29: berth.scheduler.v1.Displaced
-	(*Failed)(nil),                // 30: berth.scheduler.v1.Failed
-	(*Paused)(nil),                // 31: berth.scheduler.v1.Paused
-	(*Unplaceable)(nil),           // 32: berth.scheduler.v1.Unplaceable
-	(*Deleted)(nil),               // 33: berth.scheduler.v1.Deleted
-	(*HostEvent)(nil),             // 34: berth.scheduler.v1.HostEvent
-	nil,                           // 35: berth.scheduler.v1.JoinRequest.LabelsEntry
-	nil,                           // 36: berth.scheduler.v1.HostRecord.LabelsEntry
-	(*v1.Admission)(nil),          // 37: berth.core.v1.Admission
-	(*v1.SessionRef)(nil),         // 38: berth.core.v1.SessionRef
-	(v1.Origin)(0),                // 39: berth.core.v1.Origin
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*v1.Timing)(nil),             // 41: berth.core.v1.Timing
-	(*v1.Terms)(nil),              // 42: berth.core.v1.Terms
-	(v1.State)(0),                 // 43: berth.core.v1.State
-	(*v1.Stamp)(nil),              // 44: berth.core.v1.Stamp
-	(v1.Tier)(0),                  // 45: berth.core.v1.Tier
-	(*v1.Limits)(nil),             // 46: berth.core.v1.Limits
-	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 48: berth.core.v1.Manifest
-	(*v1.Actor)(nil),              // 49: berth.core.v1.Actor
-	(*v1.Failure)(nil),            // 50: berth.core.v1.Failure
-	(v1.Cause)(0),                 // 51: berth.core.v1.Cause
+	(*RestoreRequest)(nil),        // 20: berth.scheduler.v1.RestoreRequest
+	(*RestoreReply)(nil),          // 21: berth.scheduler.v1.RestoreReply
+	(*HostsRequest)(nil),          // 22: berth.scheduler.v1.HostsRequest
+	(*HostsReply)(nil),            // 23: berth.scheduler.v1.HostsReply
+	(*HostRecord)(nil),            // 24: berth.scheduler.v1.HostRecord
+	(*Event)(nil),                 // 25: berth.scheduler.v1.Event
+	(*Admitted)(nil),              // 26: berth.scheduler.v1.Admitted
+	(*Placed)(nil),                // 27: berth.scheduler.v1.Placed
+	(*Active)(nil),                // 28: berth.scheduler.v1.Active
+	(*Renewed)(nil),               // 29: berth.scheduler.v1.Renewed
+	(*Asleep)(nil),                // 30: berth.scheduler.v1.Asleep
+	(*Displaced)(nil),             // 31: berth.scheduler.v1.Displaced
+	(*Failed)(nil),                // 32: berth.scheduler.v1.Failed
+	(*Paused)(nil),                // 33: berth.scheduler.v1.Paused
+	(*Unplaceable)(nil),           // 34: berth.scheduler.v1.Unplaceable
+	(*Deleted)(nil),               // 35: berth.scheduler.v1.Deleted
+	(*Erased)(nil),                // 36: berth.scheduler.v1.Erased
+	(*Rewound)(nil),               // 37: berth.scheduler.v1.Rewound
+	(*HostEvent)(nil),             // 38: berth.scheduler.v1.HostEvent
+	nil,                           // 39: berth.scheduler.v1.JoinRequest.LabelsEntry
+	nil,                           // 40: berth.scheduler.v1.HostRecord.LabelsEntry
+	(*v1.Admission)(nil),          // 41: berth.core.v1.Admission
+	(*v1.SessionRef)(nil),         // 42: berth.core.v1.SessionRef
+	(v1.Origin)(0),                // 43: berth.core.v1.Origin
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*v1.Timing)(nil),             // 45: berth.core.v1.Timing
+	(*v1.Terms)(nil),              // 46: berth.core.v1.Terms
+	(v1.State)(0),                 // 47: berth.core.v1.State
+	(*v1.Stamp)(nil),              // 48: berth.core.v1.Stamp
+	(v1.Tier)(0),                  // 49: berth.core.v1.Tier
+	(*v1.Limits)(nil),             // 50: berth.core.v1.Limits
+	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 52: berth.core.v1.Manifest
+	(*v1.Actor)(nil),              // 53: berth.core.v1.Actor
+	(*v1.Failure)(nil),            // 54: berth.core.v1.Failure
+	(v1.Cause)(0),                 // 55: berth.core.v1.Cause
 }
 var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
-	37, // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
-	38, // 1: berth.scheduler.v1.WakeReply.session:type_name -> berth.core.v1.SessionRef
-	39, // 2: berth.scheduler.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
-	40, // 3: berth.scheduler.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	41, // 4: berth.scheduler.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
-	42, // 5: berth.scheduler.v1.WakeReply.terms:type_name -> berth.core.v1.Terms
-	43, // 6: berth.scheduler.v1.WakeReply.state:type_name -> berth.core.v1.State
-	44, // 7: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
-	44, // 8: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
-	40, // 9: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	38, // 10: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
-	43, // 11: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
-	40, // 12: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
-	40, // 13: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
-	44, // 14: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
-	38, // 15: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	43, // 16: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	45, // 17: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
-	46, // 18: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
-	35, // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
-	47, // 20: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
+	41, // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
+	42, // 1: berth.scheduler.v1.WakeReply.session:type_name -> berth.core.v1.SessionRef
+	43, // 2: berth.scheduler.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
+	44, // 3: berth.scheduler.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	45, // 4: berth.scheduler.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
+	46, // 5: berth.scheduler.v1.WakeReply.terms:type_name -> berth.core.v1.Terms
+	47, // 6: berth.scheduler.v1.WakeReply.state:type_name -> berth.core.v1.State
+	48, // 7: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
+	48, // 8: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
+	44, // 9: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	42, // 10: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
+	47, // 11: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
+	44, // 12: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
+	44, // 13: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
+	48, // 14: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
+	42, // 15: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	47, // 16: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	49, // 17: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
+	50, // 18: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
+	39, // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
+	51, // 20: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
 	8,  // 21: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
-	38, // 22: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
-	38, // 23: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
-	43, // 24: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
-	42, // 25: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
-	44, // 26: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
-	47, // 27: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
-	38, // 28: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
-	48, // 29: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
-	38, // 30: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
-	43, // 31: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
+	42, // 22: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
+	42, // 23: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
+	47, // 24: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
+	46, // 25: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
+	48, // 26: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
+	51, // 27: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
+	42, // 28: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
+	52, // 29: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
+	42, // 30: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
+	47, // 31: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
 	19, // 32: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
 	19, // 33: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
-	38, // 34: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
-	43, // 35: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
-	42, // 36: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
-	49, // 37: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
-	40, // 38: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
-	40, // 39: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
-	41, // 40: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
-	50, // 41: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
-	39, // 42: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
-	22, // 43: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
-	45, // 44: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
-	46, // 45: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
-	36, // 46: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
-	38, // 47: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	40, // 48: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
-	43, // 49: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
-	24, // 50: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
-	25, // 51: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
-	26, // 52: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
-	27, // 53: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
-	28, // 54: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
-	29, // 55: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
-	30, // 56: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
-	31, // 57: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
-	32, // 58: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
-	33, // 59: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
-	49, // 60: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
-	42, // 61: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
-	51, // 62: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
-	39, // 63: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
-	40, // 64: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
-	41, // 65: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
-	47, // 66: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
-	42, // 67: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
-	47, // 68: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
-	47, // 69: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
-	41, // 70: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
-	50, // 71: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
-	40, // 72: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
-	40, // 73: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
-	45, // 74: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
-	46, // 75: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
-	76, // [76:76] is the sub-list for method output_type
-	76, // [76:76] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	42, // 34: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
+	47, // 35: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
+	46, // 36: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
+	53, // 37: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
+	44, // 38: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
+	44, // 39: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
+	45, // 40: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
+	54, // 41: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
+	43, // 42: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
+	44, // 43: berth.scheduler.v1.SessionRecord.restored_as_of:type_name -> google.protobuf.Timestamp
+	48, // 44: berth.scheduler.v1.RestoreRequest.generation:type_name -> berth.core.v1.Stamp
+	44, // 45: berth.scheduler.v1.RestoreRequest.as_of:type_name -> google.protobuf.Timestamp
+	19, // 46: berth.scheduler.v1.RestoreReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	24, // 47: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
+	49, // 48: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
+	50, // 49: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
+	40, // 50: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
+	42, // 51: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	44, // 52: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
+	47, // 53: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
+	26, // 54: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
+	27, // 55: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
+	28, // 56: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
+	29, // 57: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
+	30, // 58: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
+	31, // 59: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
+	32, // 60: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
+	33, // 61: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
+	34, // 62: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
+	35, // 63: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
+	36, // 64: berth.scheduler.v1.Event.erased:type_name -> berth.scheduler.v1.Erased
+	37, // 65: berth.scheduler.v1.Event.rewound:type_name -> berth.scheduler.v1.Rewound
+	53, // 66: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
+	46, // 67: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
+	55, // 68: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
+	43, // 69: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
+	44, // 70: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
+	45, // 71: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
+	51, // 72: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
+	46, // 73: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
+	51, // 74: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
+	51, // 75: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
+	45, // 76: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
+	54, // 77: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
+	44, // 78: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
+	44, // 79: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
+	44, // 80: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
+	49, // 81: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
+	50, // 82: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
+	83, // [83:83] is the sub-list for method output_type
+	83, // [83:83] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_berth_scheduler_v1_scheduler_proto_init() }
@@ -3015,7 +3347,7 @@ func file_berth_scheduler_v1_scheduler_proto_init() {
 	if File_berth_scheduler_v1_scheduler_proto != nil {
 		return
 	}
-	file_berth_scheduler_v1_scheduler_proto_msgTypes[23].OneofWrappers = []any{
+	file_berth_scheduler_v1_scheduler_proto_msgTypes[25].OneofWrappers = []any{
 		(*Event_Admitted)(nil),
 		(*Event_Placed)(nil),
 		(*Event_Active)(nil),
@@ -3026,6 +3358,8 @@ func file_berth_scheduler_v1_scheduler_proto_init() {
 		(*Event_Paused)(nil),
 		(*Event_Unplaceable)(nil),
 		(*Event_Deleted)(nil),
+		(*Event_Erased)(nil),
+		(*Event_Rewound)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3033,7 +3367,7 @@ func file_berth_scheduler_v1_scheduler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_scheduler_v1_scheduler_proto_rawDesc), len(file_berth_scheduler_v1_scheduler_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
