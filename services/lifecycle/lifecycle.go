@@ -17,12 +17,13 @@ import (
 	"github.com/berth-dev/berth/services/lifecycle/internal/core"
 )
 
-// Plan, Template, Limits and Policy are the configuration of terms.
+// Plan, Snapshots, Template, Limits and Policy are the configuration of terms.
 type (
-	Plan     = core.Plan
-	Template = core.Template
-	Limits   = core.Limits
-	Policy   = core.Policy
+	Plan      = core.Plan
+	Snapshots = core.Snapshots
+	Template  = core.Template
+	Limits    = core.Limits
+	Policy    = core.Policy
 )
 
 // Config of the service.
@@ -39,6 +40,7 @@ type Config struct {
 func NewConfig() Config {
 	const gib = 1 << 30
 	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 4 * gib}
+	snapshots := core.DefaultSnapshots()
 	return Config{
 		Workers: 8, RebuildEvery: 15 * time.Minute,
 		Policy: Policy{
@@ -47,7 +49,8 @@ func NewConfig() Config {
 				"default":   {Image: "default", Tier: "gvisor", Limits: limits},
 				"container": {Image: "default", Tier: "container", Limits: limits},
 			},
-			Plans: map[string]Plan{"default": {Template: "default", Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour}},
+			Plans: map[string]Plan{"default": {Template: "default", Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour,
+				Snapshots: &snapshots}},
 		},
 	}
 }

@@ -30,6 +30,7 @@ func testPolicy() Policy {
 		},
 		Plans: map[string]Plan{
 			"free":   {Template: "python", Templates: []string{"quick", "vm"}, Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour, Limits: Limits{MemoryBytes: 256 << 20}},
+			"slow":   {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Snapshots: &Snapshots{Every: 10 * time.Minute, KeepAll: 2 * time.Hour}},
 			"paused": {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Paused: "the invoice of May is open"},
 		},
 	}
@@ -141,9 +142,9 @@ func render(c Command) string {
 	case Wake:
 		terms := c.Admission.GetTerms()
 		l := terms.GetLimits()
-		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s deadline=+%s",
+		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s snapshots=%s deadline=+%s",
 			terms.GetTemplate(), TierName(terms.GetTier()), terms.GetTierReason(), l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes(),
-			terms.GetIdle().AsDuration(), c.Admission.GetDeadline().AsTime().Sub(epoch0))
+			terms.GetIdle().AsDuration(), renderSnapshots(terms.GetSnapshots()), c.Admission.GetDeadline().AsTime().Sub(epoch0))
 	case Publish:
 		return fmt.Sprintf("publish %s %s/%s", c.Name, c.Tenant, c.Session)
 	case Arm:
@@ -156,6 +157,10 @@ func render(c Command) string {
 		return fmt.Sprintf("expire rev=%d warn=%t", c.Revision, c.Warn)
 	}
 	return fmt.Sprintf("%T", c)
+}
+
+func renderSnapshots(s *corev1.Snapshots) string {
+	return fmt.Sprintf("%s/%s/%s/%s", s.GetEvery().AsDuration(), s.GetKeepAll().AsDuration(), s.GetKeepHourly().AsDuration(), s.GetKeepDaily().AsDuration())
 }
 
 func dur(t *testing.T, s string) time.Duration {

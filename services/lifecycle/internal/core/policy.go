@@ -6,6 +6,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +59,8 @@ type Plan struct {
 	Retention time.Duration `yaml:"retention"`
 	// Limits are the most that one sandbox may have; zero means no cap.
 	Limits Limits `yaml:"limits"`
+	// Snapshots of the disk; nil means DefaultSnapshots.
+	Snapshots *Snapshots `yaml:"snapshots"`
 	// Paused, when not empty, refuses every open with this reason.
 	Paused string `yaml:"paused"`
 }
@@ -88,8 +91,8 @@ func (p Policy) Validate() error {
 			return fmt.Errorf("template %q must set every limit", name)
 		}
 	}
-	for name, plan := range p.Plans {
-		if err := p.validatePlan(plan); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(p.Plans)) {
+		if err := p.validatePlan(p.Plans[name]); err != nil {
 			return fmt.Errorf("plan %q: %w", name, err)
 		}
 	}
@@ -108,7 +111,7 @@ func (p Policy) validatePlan(plan Plan) error {
 			return fmt.Errorf("template %q is not declared", t)
 		}
 	}
-	return nil
+	return plan.snapshots().validate()
 }
 
 // ParseTier reads a tier's name, for example "gvisor".
@@ -157,6 +160,7 @@ func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest) (*co
 		Plan: v.GetPlan(), Template: name, Tier: tier, TierReason: why, Image: template.Image,
 		Limits: capped(template.Limits, plan.Limits), Persistence: persistence,
 		Idle: durationpb.New(plan.Idle), Retention: durationpb.New(plan.Retention),
+		Snapshots: plan.snapshots().terms(),
 	}, nil
 }
 
