@@ -17,15 +17,19 @@ import (
 // Declaration is what Reconcile brings the bus to. The zero value is nothing;
 // Declared returns that of the catalogue.
 type Declaration struct {
-	Streams   []subjects.Stream
-	Buckets   []subjects.Bucket
-	Consumers []subjects.Consumer
-	Replicas  int // 0 means 1
+	Streams      []subjects.Stream
+	Buckets      []subjects.Bucket
+	ObjectStores []subjects.ObjectStore
+	Consumers    []subjects.Consumer
+	Replicas     int // 0 means 1
 }
 
 // Declared is the catalogue's declaration with a number of replicas.
 func Declared(replicas int) Declaration {
-	return Declaration{Streams: subjects.Streams, Buckets: subjects.Buckets, Consumers: subjects.Consumers, Replicas: replicas}
+	return Declaration{
+		Streams: subjects.Streams, Buckets: subjects.Buckets, ObjectStores: subjects.ObjectStores,
+		Consumers: subjects.Consumers, Replicas: replicas,
+	}
 }
 
 func declaredBytes() (n int64) {
@@ -34,6 +38,9 @@ func declaredBytes() (n int64) {
 	}
 	for _, b := range subjects.Buckets {
 		n += b.MaxBytes
+	}
+	for _, o := range subjects.ObjectStores {
+		n += o.MaxBytes
 	}
 	return n
 }
@@ -50,6 +57,11 @@ func Reconcile(ctx context.Context, c *Conn, d Declaration) (changes []string, e
 	}
 	for _, b := range d.Buckets {
 		if changes, err = c.assertStream(ctx, bucketConfig(b, d.Replicas), changes); err != nil {
+			return changes, err
+		}
+	}
+	for _, o := range d.ObjectStores {
+		if changes, err = c.assertStream(ctx, objectStoreConfig(o, d.Replicas), changes); err != nil {
 			return changes, err
 		}
 	}
@@ -115,6 +127,27 @@ func bucketConfig(b subjects.Bucket, replicas int) jetstream.StreamConfig {
 		AllowDirect:       true,
 		AllowMsgTTL:       true,
 		DenyDelete:        false, // secure deletes overwrite single messages
+	}
+}
+
+// objectStoreConfig declares the stream below an object store: that of
+// nats.go's CreateObjectStore, never written asynchronously.
+func objectStoreConfig(o subjects.ObjectStore, replicas int) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              "OBJ_" + o.Name,
+		Description:       o.Doc,
+		Subjects:          []string{"$O." + o.Name + ".C.>", "$O." + o.Name + ".M.>"},
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew, // a full store refuses; it must never drop the oldest
+		MaxBytes:          o.MaxBytes,
+		MaxMsgSize:        -1,
+		MaxMsgs:           -1,
+		MaxConsumers:      -1,
+		MaxMsgsPerSubject: -1,
+		Duplicates:        2 * time.Minute,
+		Replicas:          max(replicas, 1),
+		AllowRollup:       true,
+		AllowDirect:       true,
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
@@ -87,6 +88,24 @@ func TestAForeignSettingIsPutBackAtTheNextStart(t *testing.T) {
 	changes, err := bus.Reconcile(ctx, keeper, bus.Declared(1))
 	if err != nil || len(changes) != 1 {
 		t.Fatalf("%q, %v", changes, err)
+	}
+}
+
+// A full object store refuses what is new; JetStream's default would drop the
+// oldest objects, and with them acknowledged disks.
+func TestObjectStoresNeverDropAnObject(t *testing.T) {
+	e := bustest.Start(t)
+	keeper := bustest.Connect(t, e, subjects.Keeper())
+	for _, o := range subjects.ObjectStores {
+		s, err := keeper.JetStream().Stream(bustest.Context(t), "OBJ_"+o.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := s.CachedInfo().Config
+		if cfg.Discard != jetstream.DiscardNew || cfg.MaxAge != 0 || cfg.MaxMsgs > 0 || cfg.MaxMsgsPerSubject > 0 ||
+			cfg.Storage != jetstream.FileStorage || cfg.PersistMode != jetstream.DefaultPersistMode || cfg.MaxBytes != o.MaxBytes {
+			t.Errorf("%s: %+v", o.Name, cfg)
+		}
 	}
 }
 

@@ -150,6 +150,17 @@ func (p *Permissions) host(c subjects.Caller) {
 		p.sub(subjects.Prefix + "box.*.*." + b.Name)
 	}
 	p.pub("_INBOX.*.box.*") // frames of the data plane
+	for _, o := range subjects.ObjectStores {
+		p.objectStore(o.Name)
+	}
+}
+
+// objectStore is what natsblob needs: no consumers, and no stream but this.
+func (p *Permissions) objectStore(name string) {
+	obj := "OBJ_" + name
+	p.pub("$O."+name+".C.*", "$O."+name+".M.*",
+		"$JS.API.STREAM.INFO."+obj, "$JS.API.STREAM.PURGE."+obj,
+		"$JS.API.STREAM.MSG.GET."+obj, "$JS.API.DIRECT.GET."+obj)
 }
 
 func (p *Permissions) frontend(c subjects.Caller) {

@@ -189,6 +189,17 @@ func jetStream() map[string]want {
 		w["$JS.API.STREAM.MSG.DELETE.KV_"+b.Name] = only(keeper, subjects.Service(b.Owner))
 		w["$JS.API.CONSUMER.CREATE.KV_"+b.Name+".w.x"] = only(keeper, subjects.Service(b.Owner))
 	}
+	for _, o := range subjects.ObjectStores {
+		host := role(subjects.RoleHost)
+		w["$O."+o.Name+".C.probe"], w["$O."+o.Name+".M.probe"], w["$O.OTHER.M.probe"] = host, host, only()
+		for _, verb := range []string{"STREAM.INFO", "STREAM.PURGE", "STREAM.MSG.GET", "DIRECT.GET"} {
+			w["$JS.API."+verb+".OBJ_"+o.Name] = func(c subjects.Caller) bool { return c == keeper || host(c) }
+		}
+		for _, verb := range []string{"STREAM.UPDATE", "STREAM.DELETE", "STREAM.MSG.DELETE"} {
+			w["$JS.API."+verb+".OBJ_"+o.Name] = only(keeper)
+		}
+		w["$JS.API.CONSUMER.CREATE.OBJ_"+o.Name+".w.x"] = only(keeper)
+	}
 	return w
 }
 

@@ -1,7 +1,7 @@
 // Package subjects is the catalogue of everything that Berth says on the bus:
 // streams, events with their one owner, RPC methods with their callers, the
-// data plane, buckets and durable consumers. It is data, and the single source
-// for stream declarations, bus permissions and the documentation. Its builders
+// data plane, buckets, object stores and durable consumers. It is data, and the
+// single source for stream declarations, bus permissions and the documentation. Its builders
 // take typed identifiers and write only subjects that its parsers read back.
 // Ordering, redelivery and backpressure are those of the stream named.
 package subjects
@@ -246,6 +246,19 @@ type Bucket struct {
 var Buckets = []Bucket{
 	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys and revocations, encrypted per record."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
+}
+
+// ObjectStore is one JetStream object store. Every host reads and writes it,
+// and nobody else. When it is full it refuses new objects; it never drops one.
+type ObjectStore struct {
+	Name     string
+	MaxBytes int64
+	Doc      string
+}
+
+// ObjectStores of the platform.
+var ObjectStores = []ObjectStore{
+	{"BERTH_DISKS", 64 * GiB, "Snapshots of sessions' disks where no other store is configured: packs of sealed chunks, and manifests."},
 }
 
 // Consumer is one declared durable consumer, named <service>-<purpose>.

@@ -45,6 +45,10 @@ func Markdown() string {
 	for _, k := range Buckets {
 		fmt.Fprintf(&b, "| %s | %s | %d | %d MiB | %s |\n", k.Name, k.Owner, k.History, k.MaxBytes/MiB, k.Doc)
 	}
+	b.WriteString("\n### Object stores\n\n| store | read and written by | at most | what |\n|---|---|---|---|\n")
+	for _, o := range ObjectStores {
+		fmt.Fprintf(&b, "| %s | every host | %d GiB, then new ones are refused | %s |\n", o.Name, o.MaxBytes/GiB, o.Doc)
+	}
 	b.WriteString("\n### Durable consumers\n\n| consumer | stream | filters | ack wait | deliveries before BERTH_DEAD | what |\n|---|---|---|---|---|---|\n")
 	for _, c := range Consumers {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %s |\n", c.Durable, c.Stream, code(c.Filters), c.AckWait, c.MaxDeliver, c.Doc)
