@@ -2467,7 +2467,9 @@ type Result struct {
 	// The text of /run/berth/session.json.
 	PlaceJson string `protobuf:"bytes,6,opt,name=place_json,json=placeJson,proto3" json:"place_json,omitempty"`
 	// Bytes of a finished transfer.
-	Bytes         uint64 `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Bytes uint64 `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// What an export or an import held.
+	Archived      *Archived `protobuf:"bytes,8,opt,name=archived,proto3" json:"archived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2551,6 +2553,87 @@ func (x *Result) GetBytes() uint64 {
 	return 0
 }
 
+func (x *Result) GetArchived() *Archived {
+	if x != nil {
+		return x.Archived
+	}
+	return nil
+}
+
+// Archived counts what was in an archive that was exported or imported.
+type Archived struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Files, directories, links and removals.
+	Entries uint64 `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"`
+	// Entries that were left out: what is neither file, directory nor link, a name that an archive or the
+	// session cannot hold, and on import what lies below /proc, /sys, /dev and /run.
+	Skipped uint64 `protobuf:"varint,2,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	// The first of them, each with the reason.
+	SkippedNames []string `protobuf:"bytes,3,rep,name=skipped_names,json=skippedNames,proto3" json:"skipped_names,omitempty"`
+	// Owners, modes, times and attributes that could not be kept.
+	Attributes    uint64 `protobuf:"varint,4,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Archived) Reset() {
+	*x = Archived{}
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Archived) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Archived) ProtoMessage() {}
+
+func (x *Archived) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Archived.ProtoReflect.Descriptor instead.
+func (*Archived) Descriptor() ([]byte, []int) {
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Archived) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *Archived) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *Archived) GetSkippedNames() []string {
+	if x != nil {
+		return x.SkippedNames
+	}
+	return nil
+}
+
+func (x *Archived) GetAttributes() uint64 {
+	if x != nil {
+		return x.Attributes
+	}
+	return 0
+}
+
 // FileInfo is one file.
 type FileInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2570,7 +2653,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2665,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2678,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{33}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2668,7 +2751,7 @@ type ExecInfo struct {
 
 func (x *ExecInfo) Reset() {
 	*x = ExecInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[34]
+	mi := &file_berth_box_v1_box_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2763,7 @@ func (x *ExecInfo) String() string {
 func (*ExecInfo) ProtoMessage() {}
 
 func (x *ExecInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[34]
+	mi := &file_berth_box_v1_box_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2776,7 @@ func (x *ExecInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInfo.ProtoReflect.Descriptor instead.
 func (*ExecInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{34}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExecInfo) GetKey() string {
@@ -2894,7 +2977,7 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\n" +
 	"Checkpoint\"\v\n" +
 	"\tListExecs\"\x06\n" +
-	"\x04Info\"\x92\x02\n" +
+	"\x04Info\"\xc6\x02\n" +
 	"\x06Result\x12*\n" +
 	"\x04file\x18\x01 \x01(\v2\x16.berth.box.v1.FileInfoR\x04file\x120\n" +
 	"\aentries\x18\x02 \x03(\v2\x16.berth.box.v1.FileInfoR\aentries\x12\x12\n" +
@@ -2903,7 +2986,15 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\bmanifest\x18\x05 \x01(\v2\x17.berth.core.v1.ManifestR\bmanifest\x12\x1d\n" +
 	"\n" +
 	"place_json\x18\x06 \x01(\tR\tplaceJson\x12\x14\n" +
-	"\x05bytes\x18\a \x01(\x04R\x05bytes\"\xce\x01\n" +
+	"\x05bytes\x18\a \x01(\x04R\x05bytes\x122\n" +
+	"\barchived\x18\b \x01(\v2\x16.berth.box.v1.ArchivedR\barchived\"\x83\x01\n" +
+	"\bArchived\x12\x18\n" +
+	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x18\n" +
+	"\askipped\x18\x02 \x01(\x04R\askipped\x12#\n" +
+	"\rskipped_names\x18\x03 \x03(\tR\fskippedNames\x12\x1e\n" +
+	"\n" +
+	"attributes\x18\x04 \x01(\x04R\n" +
+	"attributes\"\xce\x01\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
@@ -2940,7 +3031,7 @@ func file_berth_box_v1_box_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_box_v1_box_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_berth_box_v1_box_proto_goTypes = []any{
 	(Channel)(0),                  // 0: berth.box.v1.Channel
 	(*OpenRequest)(nil),           // 1: berth.box.v1.OpenRequest
@@ -2976,16 +3067,17 @@ var file_berth_box_v1_box_proto_goTypes = []any{
 	(*ListExecs)(nil),             // 31: berth.box.v1.ListExecs
 	(*Info)(nil),                  // 32: berth.box.v1.Info
 	(*Result)(nil),                // 33: berth.box.v1.Result
-	(*FileInfo)(nil),              // 34: berth.box.v1.FileInfo
-	(*ExecInfo)(nil),              // 35: berth.box.v1.ExecInfo
-	nil,                           // 36: berth.box.v1.Exec.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*v1.Failure)(nil),            // 38: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 40: berth.core.v1.Manifest
+	(*Archived)(nil),              // 34: berth.box.v1.Archived
+	(*FileInfo)(nil),              // 35: berth.box.v1.FileInfo
+	(*ExecInfo)(nil),              // 36: berth.box.v1.ExecInfo
+	nil,                           // 37: berth.box.v1.Exec.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*v1.Failure)(nil),            // 39: berth.core.v1.Failure
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 41: berth.core.v1.Manifest
 }
 var file_berth_box_v1_box_proto_depIdxs = []int32{
-	37, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
+	38, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
 	17, // 1: berth.box.v1.Operation.exec:type_name -> berth.box.v1.Exec
 	18, // 2: berth.box.v1.Operation.exec_attach:type_name -> berth.box.v1.ExecAttach
 	21, // 3: berth.box.v1.Operation.read_file:type_name -> berth.box.v1.ReadFile
@@ -3001,8 +3093,8 @@ var file_berth_box_v1_box_proto_depIdxs = []int32{
 	32, // 13: berth.box.v1.Operation.info:type_name -> berth.box.v1.Info
 	19, // 14: berth.box.v1.Operation.export:type_name -> berth.box.v1.Export
 	20, // 15: berth.box.v1.Operation.import:type_name -> berth.box.v1.Import
-	38, // 16: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
-	38, // 17: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
+	39, // 16: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
+	39, // 17: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
 	33, // 18: berth.box.v1.OpenReply.result:type_name -> berth.box.v1.Result
 	7,  // 19: berth.box.v1.Frame.data:type_name -> berth.box.v1.Data
 	8,  // 20: berth.box.v1.Frame.credit:type_name -> berth.box.v1.Credit
@@ -3013,27 +3105,28 @@ var file_berth_box_v1_box_proto_depIdxs = []int32{
 	14, // 25: berth.box.v1.Frame.close_input:type_name -> berth.box.v1.CloseInput
 	29, // 26: berth.box.v1.Frame.watch_event:type_name -> berth.box.v1.WatchEvent
 	33, // 27: berth.box.v1.Frame.result:type_name -> berth.box.v1.Result
-	38, // 28: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
+	39, // 28: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
 	15, // 29: berth.box.v1.Frame.cancel:type_name -> berth.box.v1.Cancel
 	10, // 30: berth.box.v1.Frame.input_ack:type_name -> berth.box.v1.InputAck
 	16, // 31: berth.box.v1.Frame.ping:type_name -> berth.box.v1.Ping
 	0,  // 32: berth.box.v1.Data.channel:type_name -> berth.box.v1.Channel
 	0,  // 33: berth.box.v1.Gap.channel:type_name -> berth.box.v1.Channel
-	36, // 34: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
-	39, // 35: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
+	37, // 34: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
+	40, // 35: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
 	13, // 36: berth.box.v1.Exec.pty:type_name -> berth.box.v1.Resize
-	34, // 37: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
-	34, // 38: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
-	35, // 39: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
-	40, // 40: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
-	37, // 41: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
-	11, // 42: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
-	37, // 43: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	35, // 37: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
+	35, // 38: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
+	36, // 39: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
+	41, // 40: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
+	34, // 41: berth.box.v1.Result.archived:type_name -> berth.box.v1.Archived
+	38, // 42: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
+	11, // 43: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
+	38, // 44: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
+	45, // [45:45] is the sub-list for method output_type
+	45, // [45:45] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_berth_box_v1_box_proto_init() }
@@ -3084,7 +3177,7 @@ func file_berth_box_v1_box_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_box_v1_box_proto_rawDesc), len(file_berth_box_v1_box_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
