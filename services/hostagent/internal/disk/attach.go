@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -118,10 +119,10 @@ func (s *Store) mount(k Key, created bool) error {
 	if mounted {
 		return folders(point, created)
 	}
-	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
+	if err := loopdev.WaitFree(s.image(k), loopGrace); err != nil {
 		return err
 	}
-	dev, err := attachLoop(s.image(k))
+	dev, err := loopdev.Attach(s.image(k), false)
 	if err != nil {
 		return err
 	}
@@ -175,11 +176,11 @@ func (s *Store) unmount(k Key) error {
 		!errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount disk: %w", err)
 	}
-	if waitLoopFree(s.image(k), loopReclaim) != nil {
+	if loopdev.WaitFree(s.image(k), loopReclaim) != nil {
 		// Some process took a private copy of the mount table while the disk was mounted.
 		mounts.Reclaim(point)
 	}
-	if err := waitLoopFree(s.image(k), loopGrace); err != nil {
+	if err := loopdev.WaitFree(s.image(k), loopGrace); err != nil {
 		return fmt.Errorf("%w%s", err, holders(point))
 	}
 	if err := os.Remove(point); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
@@ -40,7 +41,7 @@ func (s *Store) inventory() (Inventory, error) {
 	if err != nil {
 		return inv, fmt.Errorf("list disks: %w", err)
 	}
-	held, err := loops(s.dir)
+	held, err := loopdev.Bound(s.dir)
 	if err != nil {
 		return inv, err
 	}
@@ -178,7 +179,7 @@ func (s *Store) removeStray(path string) error {
 	const op = "remove stray"
 	switch {
 	case strings.HasPrefix(path, "/dev/"):
-		return errs.Wrap(op, path, freeLoop(path))
+		return errs.Wrap(op, path, loopdev.Free(path))
 	case strings.HasPrefix(path, filepath.Join(s.dir, "mnt")+"/"):
 		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
 			return errs.E(op, kindOf(err), path, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 )
 
 // Preflight says in one sentence why disks cannot be kept in dir, before anything is made there.
@@ -21,9 +22,9 @@ func Preflight(dir string, reserve uint64) error {
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 		return bad("mkfs.ext4 is missing: install the package e2fsprogs")
 	}
-	ctl, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	ctl, err := os.OpenFile(loopdev.Control, os.O_RDWR, 0)
 	if err != nil {
-		return bad("no loop devices here: " + loopControl + " cannot be opened")
+		return bad("no loop devices here: " + loopdev.Control + " cannot be opened")
 	}
 	_ = ctl.Close()
 	if b, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(b), "\text4\n") {

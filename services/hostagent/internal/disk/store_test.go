@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
@@ -60,7 +61,7 @@ func noTrace(t testing.TB, dir string) {
 	if m, _ := mounts.Below(filepath.Join(dir, "mnt")); len(m) > 0 {
 		t.Errorf("mounts are left: %v", m)
 	}
-	if l, _ := loops(dir); len(l) > 0 {
+	if l, _ := loopdev.Bound(dir); len(l) > 0 {
 		t.Errorf("loop devices are left: %v", l)
 	}
 }
