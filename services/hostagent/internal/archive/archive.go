@@ -25,7 +25,7 @@ const (
 	// ChunkSize is the unit of change in bytes: chunks are aligned to it.
 	ChunkSize = 128 << 10
 	// MaxSize is the largest disk in bytes.
-	MaxSize = 1 << 46
+	MaxSize = 1 << 41
 
 	packSize   = 16 << 20
 	maxPack    = 64 << 20
@@ -147,8 +147,7 @@ func Open(b *blob.Bucket, o Options) *Depot {
 	// Neither fails: the options are constants.
 	enc, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(o.Workers),
 		zstd.WithWindowSize(ChunkSize), zstd.WithEncoderCRC(false))
-	dec, _ := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true),
-		zstd.WithDecoderMaxMemory(maxObject))
+	dec, _ := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true))
 	return &Depot{bucket: b, opt: o, packSize: packSize, enc: enc, dec: dec}
 }
 
@@ -158,5 +157,11 @@ func (d *Depot) fault(step string) error {
 	}
 	return d.opt.Fault(step)
 }
+
+// Chunk tables are packed on their own: seldom, and better.
+var (
+	tableEnc, _ = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
+	tableDec, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxObject))
+)
 
 var b32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
