@@ -36,6 +36,7 @@ const (
 	Exists          Kind = 22
 	Quota           Kind = 23
 	Unplaceable     Kind = 24
+	Unsaved         Kind = 25
 )
 
 // Disposition is what a consumer does with a message whose handler failed.
@@ -88,6 +89,7 @@ var infos = [...]Info{
 	{Exists, "exists", 409, Ack, false, "It exists already."},
 	{Quota, "quota", 507, Ack, false, "The session's or tenant's limit is reached."},
 	{Unplaceable, "unplaceable", 503, Ack, false, "No host could take it before the deadline."},
+	{Unsaved, "unsaved", 503, Ack, false, "The compute is gone and the disk is whole on its host, but not saved yet."},
 }
 
 // All returns every kind in order of its number.

@@ -104,7 +104,22 @@ func protoLimits(l core.Limits) *corev1.Limits {
 func termsOf(t *corev1.Terms) core.Terms {
 	return core.Terms{Plan: t.GetPlan(), Template: t.GetTemplate(), Tier: t.GetTier(), Limits: limitsOf(t.GetLimits()),
 		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL,
-		Idle:      t.GetIdle().AsDuration(), Retention: t.GetRetention().AsDuration(), Image: t.GetImage(), TierReason: t.GetTierReason()}
+		Idle:      t.GetIdle().AsDuration(), Retention: t.GetRetention().AsDuration(), Image: t.GetImage(), TierReason: t.GetTierReason(),
+		Snapshots: snapshotsOf(t.GetSnapshots())}
+}
+
+func snapshotsOf(s *corev1.Snapshots) core.Snapshots {
+	return core.Snapshots{Every: s.GetEvery().AsDuration(), KeepAll: s.GetKeepAll().AsDuration(),
+		KeepHourly: s.GetKeepHourly().AsDuration(), KeepDaily: s.GetKeepDaily().AsDuration()}
+}
+
+// protoSnapshots is nil for terms of a time when they said nothing of it.
+func protoSnapshots(s core.Snapshots) *corev1.Snapshots {
+	if s == (core.Snapshots{}) {
+		return nil
+	}
+	return &corev1.Snapshots{Every: protoDuration(s.Every), KeepAll: protoDuration(s.KeepAll),
+		KeepHourly: protoDuration(s.KeepHourly), KeepDaily: protoDuration(s.KeepDaily)}
 }
 
 func protoTerms(t core.Terms) *corev1.Terms {
@@ -113,7 +128,8 @@ func protoTerms(t core.Terms) *corev1.Terms {
 		p = corev1.Persistence_PERSISTENCE_EPHEMERAL
 	}
 	return &corev1.Terms{Plan: t.Plan, Template: t.Template, Tier: t.Tier, Limits: protoLimits(t.Limits), Persistence: p,
-		Idle: protoDuration(t.Idle), Retention: protoDuration(t.Retention), Image: t.Image, TierReason: t.TierReason}
+		Idle: protoDuration(t.Idle), Retention: protoDuration(t.Retention), Image: t.Image, TierReason: t.TierReason,
+		Snapshots: protoSnapshots(t.Snapshots)}
 }
 
 func actorOf(a *corev1.Actor) (core.Actor, error) {
@@ -194,17 +210,24 @@ func answered(t core.Timing, total time.Duration) core.Timing {
 }
 
 func manifestOf(m *corev1.Manifest) core.ManifestInfo {
-	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest()}
+	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest(), RestoredFrom: m.GetRestoredFrom()}
 }
 
 func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
 	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(s.Terms), Manifest: s.Manifest,
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
-		SessionName: s.Name, Fresh: s.Fresh()}
+		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.Dirty, Restore: snapshotWanted(s)}
 	if d, ok := ctx.Deadline(); ok {
 		req.Deadline = timestamppb.New(d)
 	}
 	return req
+}
+
+func snapshotWanted(s *core.Session) string {
+	if s.Restore == nil {
+		return ""
+	}
+	return s.Restore.Snapshot
 }
 
 func sleepRequest(s *core.Session) *hostv1.SleepRequest {
@@ -224,7 +247,8 @@ func ownedSession(s *core.Session) *schedulerv1.OwnedSession {
 func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 	out := &schedulerv1.SessionRecord{Session: sessionRef(s), State: s.State, Revision: s.Revision, Host: s.Host.String(),
 		Manifest: s.Manifest, Terms: protoTerms(s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
-		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin}
+		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
+		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf)}
 	if whole {
 		out.LastWake = protoTiming(s.LastWake)
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"go.opentelemetry.io/otel/trace"
@@ -26,6 +28,9 @@ type driver struct {
 	begun map[ids.SessionKey]begin
 }
 
+// maxWhy bounds the reason that is kept of a failed try.
+const maxWhy = 400
+
 // begin is where and when an open that is under way came in.
 type begin struct {
 	span trace.SpanContext
@@ -38,6 +43,46 @@ type loop struct {
 	// Tries of the same step of the same epoch.
 	step  string
 	tries int
+	// Of the last try of this step, under the driver's mu: why it failed, and
+	// whether the host then had no compute but could not save the disk.
+	why     string
+	unsaved bool
+}
+
+// note keeps why a try of a step failed.
+func (d *driver) note(lp *loop, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lp.why, lp.unsaved = err.Error(), errs.Is(err, errkind.Unsaved)
+	if lp.unsaved {
+		lp.why = "the disk cannot be saved: " + lp.why
+	}
+	lp.why = lp.why[:min(len(lp.why), maxWhy)]
+}
+
+// trouble is what note keeps.
+func (d *driver) trouble(lp *loop) (why string, unsaved bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return lp.why, lp.unsaved
+}
+
+// forget begins another step.
+func (d *driver) forget(lp *loop, step string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lp.step, lp.tries, lp.why, lp.unsaved = step, 0, "", false
+}
+
+// asleepBut says why a session that is going to sleep does not get there.
+func (d *driver) asleepBut(key ids.SessionKey) string {
+	s := d.l.session(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if lp := d.loops[key]; lp != nil && s != nil && s.State == core.Sleeping {
+		return lp.why
+	}
+	return ""
 }
 
 func newDriver(ctx context.Context, l *leader) *driver {
@@ -137,7 +182,7 @@ func (d *driver) run(lp *loop) {
 		}
 		step := s.State.String() + s.Epoch.String()
 		if step != lp.step {
-			lp.step, lp.tries = step, 0
+			d.forget(lp, step)
 		}
 		wait := d.during(lp, s)
 		if wait == 0 && d.l.session(lp.key) == s { // nothing came of it: never spin
@@ -180,10 +225,10 @@ func (d *driver) during(lp *loop, s *core.Session) time.Duration {
 	ctx, cancel := context.WithCancel(d.context(lp.key))
 	defer cancel()
 	var wait time.Duration
-	done, begun, tries := make(chan struct{}), s, lp.tries
+	done, begun := make(chan struct{}), s
 	go func() {
 		defer close(done)
-		wait = d.l.step(ctx, begun, tries)
+		wait = d.l.step(ctx, lp, begun)
 	}()
 	var recall sync.WaitGroup
 	defer recall.Wait()
@@ -209,6 +254,10 @@ func (d *driver) during(lp *loop, s *core.Session) time.Duration {
 				continue
 			}
 			s = now
+			if _, unsaved := d.trouble(lp); unsaved && s.State == core.Sleeping && s.Wake != nil {
+				moved = true // an open does not wait for another try to save the disk
+				cancel()
+			}
 		}
 	}
 }

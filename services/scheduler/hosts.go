@@ -15,6 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
+// maxID bounds the id of a manifest or of an image.
+const maxID = 256
+
 // ownedPage is how many owned sessions fit in one answer.
 const ownedPage = 1000
 
@@ -52,10 +55,7 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 		if l.leases.grant(h, req.GetBoot()) {
 			l.driver.joined(h)
 		}
-		select {
-		case l.leases.joined <- struct{}{}:
-		default:
-		}
+		l.eraseNow()
 	}
 	return l.owned(h, ids.SessionKey(req.GetAfter())), nil
 }
@@ -91,8 +91,8 @@ func (l *leader) owned(h ids.Host, after ids.SessionKey) *schedulerv1.JoinReply 
 		}
 		for _, t := range st.Tombstones() {
 			for _, e := range t.Erase {
-				if e.Host == h && after == "" {
-					reply.Erased = append(reply.Erased, protoRef(t.Tenant, core.Ref{Session: t.Key, Generation: e.Generation, Epoch: e.Epoch}))
+				if e.Host == h && !e.Done && after == "" {
+					reply.Erased = append(reply.Erased, protoRef(t.Tenant, e.Ref(t)))
 				}
 			}
 		}
@@ -137,10 +137,11 @@ func (l *leader) commitManifest(ctx context.Context, r bus.Request, req *schedul
 		return nil, errs.Wrap(op, "", err)
 	}
 	m := req.GetManifest()
-	if len(m.GetId()) > 256 || len(m.GetParent()) > 256 || len(m.GetImageDigest()) > 256 {
+	if max(len(m.GetId()), len(m.GetParent()), len(m.GetImageDigest()), len(m.GetRestoredFrom())) > maxID {
 		return nil, errs.E(op, errkind.TooLarge, ref.Session.String(), "an id of the manifest is too long")
 	}
 	if m.GetGeneration() != nil && generationOf(m.GetGeneration()) != ref.Generation || m.GetEpoch() != nil && epochOf(m.GetEpoch()) != ref.Epoch {
+		l.m.fenced(ctx, "commit_manifest")
 		return nil, errs.E(op, errkind.StaleEpoch, ref.Session.String(), "the manifest is of another generation or epoch than the request")
 	}
 	out, err := l.apply(ctx, core.Entry{Manifest: &core.ManifestCmd{Ref: ref, Host: r.Caller.Host, Manifest: manifestOf(m)}})
@@ -152,6 +153,34 @@ func (l *leader) commitManifest(ctx context.Context, r bus.Request, req *schedul
 		return nil, refused(op, ref.Session.String(), out.Refused)
 	}
 	return &schedulerv1.CommitManifestReply{Head: out.Session.Manifest}, nil
+}
+
+// restore notes the snapshot that the next wake of a session brings back.
+func (l *leader) restore(ctx context.Context, _ bus.Request, req *schedulerv1.RestoreRequest) (*schedulerv1.RestoreReply, error) {
+	const op = "scheduler.restore"
+	t, err := ids.ParseTenant(req.GetTenant())
+	if err != nil {
+		return nil, errs.Wrap(op, "", err)
+	}
+	k, err := ids.ParseSessionKey(req.GetSession())
+	if err != nil {
+		return nil, errs.Wrap(op, "", err)
+	}
+	if len(req.GetHead()) > maxID || len(req.GetSnapshot()) > maxID {
+		return nil, errs.E(op, errkind.TooLarge, k.String(), "the id of the head or of the snapshot is too long")
+	}
+	out, err := l.apply(ctx, core.Entry{Restore: &core.Restore{Tenant: t, Session: k, Generation: generationOf(req.GetGeneration()),
+		Head: req.GetHead(), Snapshot: req.GetSnapshot(), AsOf: timeOf(req.GetAsOf())}})
+	if err != nil {
+		return nil, errs.Wrap(op, k.String(), err)
+	}
+	if out.Refused != nil {
+		if out.Refused.Kind == errkind.StaleEpoch {
+			l.m.fenced(ctx, "restore")
+		}
+		return nil, refused(op, k.String(), out.Refused)
+	}
+	return &schedulerv1.RestoreReply{Record: record(out.Session, true)}, nil
 }
 
 // report records that compute ended by itself.

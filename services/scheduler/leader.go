@@ -171,7 +171,7 @@ func (l *leader) watchLeases(ctx context.Context) error {
 	}
 }
 
-// erase removes deleted sessions from hosts that were away at the time.
+// erase removes deleted sessions from hosts that had them before, or were away at the time.
 func (l *leader) erase(ctx context.Context) error {
 	for {
 		type job struct {
@@ -182,7 +182,7 @@ func (l *leader) erase(ctx context.Context) error {
 		l.rep.View(func(s *core.State) {
 			for _, t := range s.Tombstones() {
 				for _, e := range t.Erase {
-					if l.leases.alive(e.Host) {
+					if !e.Done && l.leases.alive(e.Host) {
 						todo = append(todo, job{t, e})
 					}
 				}
@@ -200,13 +200,21 @@ func (l *leader) erase(ctx context.Context) error {
 	}
 }
 
+// eraseNow has erase look at once: a host is back, or a session was deleted.
+func (l *leader) eraseNow() {
+	select {
+	case l.leases.joined <- struct{}{}:
+	default:
+	}
+}
+
 func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone, e core.Erasure) {
-	ref := core.Ref{Session: t.Key, Generation: e.Generation, Epoch: e.Epoch}
+	ref := e.Ref(t)
 	if err := l.hostDelete(ctx, e.Host, t.Tenant, ref); err != nil {
 		l.log.Warn("cannot erase a deleted session yet", "session", t.Key, "host", e.Host, "error", err)
 		return
 	}
-	if _, err := l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: true}}); err != nil {
+	if _, err := l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: true, Hosts: []ids.Host{e.Host}}}); err != nil {
 		l.log.Warn("cannot record an erased session", "session", t.Key, "error", err)
 	}
 }

@@ -212,5 +212,13 @@ func detail(e *core.Event, out *schedulerv1.Event) {
 		out.Detail = &schedulerv1.Event_Unplaceable{Unplaceable: &schedulerv1.Unplaceable{Reason: e.Reason, RetryUntil: protoTime(e.RetryUntil)}}
 	case core.WasDeleted:
 		out.Detail = &schedulerv1.Event_Deleted{Deleted: &schedulerv1.Deleted{RequestId: req, Reason: e.Reason}}
+	case core.WasErased:
+		d := &schedulerv1.Erased{}
+		for _, h := range e.Hosts {
+			d.Hosts = append(d.Hosts, h.String())
+		}
+		out.Detail = &schedulerv1.Event_Erased{Erased: d}
+	case core.WasRewound:
+		out.Detail = &schedulerv1.Event_Rewound{Rewound: &schedulerv1.Rewound{Snapshot: e.Snapshot, AsOf: protoTime(e.RestoredAsOf), Head: e.Manifest}}
 	}
 }

@@ -34,6 +34,7 @@ func (l *leader) serve(ctx context.Context) (*bus.Service, error) {
 		bus.Handle(svc, "lease", l.lease),
 		bus.Handle(svc, "commit_manifest", l.commitManifest),
 		bus.Handle(svc, "report", l.report),
+		bus.Handle(svc, "restore", l.restore),
 		bus.Handle(svc, "show", l.show),
 		bus.Handle(svc, "list", l.list),
 		bus.Handle(svc, "hosts", l.hosts),

@@ -60,7 +60,11 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 	replayed := out.Record.Done && len(out.Touched) == 0
 	rec, err := l.settled(ctx, out.Record, core.VerbOpen)
 	if err != nil {
-		return nil, errs.E(op, errkind.Deadline, rec.Session.String(), "the session was still waking when time ran out; the same request may be sent again")
+		late := "the session was still waking when time ran out; the same request may be sent again"
+		if why := l.driver.asleepBut(rec.Session); why != "" {
+			late = "the session was still going to sleep when time ran out: " + why
+		}
+		return nil, errs.E(op, errkind.Deadline, rec.Session.String(), late)
 	}
 	if rec.Failure != nil {
 		return nil, refused(op, rec.Session.String(), rec.Failure)
@@ -232,6 +236,9 @@ func (l *leader) sleepReply(ctx context.Context, c *core.SleepCmd, out core.Outc
 		if rec, err = l.settled(ctx, rec, core.VerbClose); err != nil {
 			return nil, errs.E(op, errkind.Deadline, rec.Session.String(), "the session was still ending when time ran out")
 		}
+	}
+	if rec != nil && rec.Failure != nil {
+		return nil, refused(op, rec.Session.String(), rec.Failure)
 	}
 	if rec != nil {
 		return &schedulerv1.SleepReply{State: rec.State, BusySince: protoTime(rec.BusySince),

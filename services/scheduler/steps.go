@@ -16,13 +16,14 @@ import (
 
 // step does what follows from the stored session and records what it came to.
 // It returns how long to wait before looking again; 0 means at once.
-func (l *leader) step(ctx context.Context, s *core.Session, tries int) time.Duration {
+func (l *leader) step(ctx context.Context, lp *loop, s *core.Session) time.Duration {
 	var err error
+	tries := lp.tries
 	switch core.Next(s)[0].Kind {
 	case core.HostWake:
 		err = l.stepWake(ctx, s, tries)
 	case core.HostSleep:
-		err = l.stepSleep(ctx, s)
+		err = l.stepSleep(ctx, lp, s)
 	case core.Revoke:
 		err = l.stepDelete(ctx, s)
 	case core.HostStop:
@@ -34,6 +35,7 @@ func (l *leader) step(ctx context.Context, s *core.Session, tries int) time.Dura
 		return 0
 	}
 	if ctx.Err() == nil {
+		l.driver.note(lp, err)
 		l.log.Warn("will try again", "session", s.Key, "state", s.State.String(), "tries", tries+1, "error", err)
 	}
 	return l.backoff(tries)
@@ -76,6 +78,10 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session, tries int) error
 		l.log.Error("host offered a blank disk for a session with files", "session", s.Key, "host", s.Host)
 		_, err = l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: *out.Refused}})
 		return err
+	case out.Refused != nil && out.Refused.Kind == errkind.Conflict:
+		l.log.Error("host did not bring back the snapshot that was asked for", "session", s.Key, "host", s.Host)
+		_, err = l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: *out.Refused}})
+		return err
 	case out.Refused != nil:
 		l.m.fenced(ctx, "woke")
 		return nil
@@ -112,10 +118,14 @@ func (l *leader) wakeFailed(ctx context.Context, s *core.Session, ref core.Ref, 
 }
 
 // stepSleep has the host put the session to sleep, unless it is busy.
-func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
+func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error {
+	why, unsaved := l.driver.trouble(lp)
 	if s.Wake != nil && s.Wake.Deadline != 0 && s.Wake.Deadline.Std().Before(time.Now()) {
-		_, err := l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation}})
+		_, err := l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation, Why: why}})
 		return err
+	}
+	if unsaved && s.Wake != nil {
+		return l.wakeUnsaved(ctx, s, why)
 	}
 	if !l.leases.alive(s.Host) {
 		return errs.Errorf("sleep", errkind.Unavailable, "host %s holds no lease", s.Host)
@@ -132,6 +142,13 @@ func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
 			Alive: l.candidates([]ids.SessionKey{s.Key}, s.Terms)}})
 		return err
 	}
+	if errs.Is(err, errkind.Unsaved) {
+		l.driver.note(lp, err)
+		if now := l.session(s.Key); now != nil && now.Epoch == s.Epoch && now.Wake != nil {
+			why, _ = l.driver.trouble(lp)
+			return l.wakeUnsaved(ctx, now, why)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -146,6 +163,17 @@ func (l *leader) stepSleep(ctx context.Context, s *core.Session) error {
 		if out.Refused.Kind == errkind.Conflict {
 			return errs.E("commit sleep", errkind.Conflict, s.Key.String(), out.Refused.Reason)
 		}
+	}
+	return err
+}
+
+// wakeUnsaved ends a sleep whose host has no compute left and cannot save the
+// disk, since an open waits: the session wakes from that disk, and nothing is lost.
+func (l *leader) wakeUnsaved(ctx context.Context, s *core.Session, why string) error {
+	out, err := l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: refOf(s), Host: s.Host, Reason: why,
+		Alive: l.candidates([]ids.SessionKey{s.Key}, s.Wake.Terms)}})
+	if err == nil && out.Refused != nil {
+		l.m.fenced(ctx, "exited")
 	}
 	return err
 }
@@ -172,14 +200,15 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 	if err != nil {
 		return err
 	}
-	erased := s.Host == ""
-	if !erased && l.leases.alive(s.Host) {
+	var done []ids.Host
+	if s.Host != "" && l.leases.alive(s.Host) {
 		if err := l.hostDelete(dctx, s.Host, s.Tenant, ref); err != nil {
 			return err
 		}
-		erased = true
+		done = append(done, s.Host)
 	}
-	_, err = l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: erased}})
+	_, err = l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: len(done) > 0, Hosts: done}})
+	l.eraseNow() // on the hosts that had it before
 	return err
 }
 
@@ -208,7 +237,7 @@ func (l *leader) stepStop(ctx context.Context, s *core.Session) error {
 		req := &hostv1.SleepRequest{Session: sessionRef(s), Parent: s.Manifest, Reason: "failed", Force: true}
 		_, err = callHost[*hostv1.SleepReply](hctx, l, s.Host, "sleep", req)
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !gone(err) && !errs.Is(err, errkind.Unsaved) {
 		return err
 	}
 	_, err = l.apply(ctx, core.Entry{Stopped: &ref})

@@ -161,28 +161,9 @@ func (x *tx) removed(c *Removed) Outcome {
 	t := &Tombstone{Tenant: s.Tenant, Key: s.Key, Aliases: s.Aliases, Name: s.Name, Actor: s.Actor,
 		Generation: s.Generation, Epoch: s.Epoch, Revision: s.Revision, Index: x.index,
 		StoredAt: d.StoredAt, At: x.now, LeaderTime: x.s.LeaderTime}
-	if !c.Erased && s.Host != "" {
-		t.Erase = []Erasure{{s.Generation, s.Epoch, s.Host}}
-	}
+	x.owe(t, s, c)
 	x.bury(t)
 	return Outcome{Session: s, Deleted: true}
-}
-
-// erased notes that a host has nothing left of a generation that is deleted;
-// false if it is not deleted.
-func (x *tx) erased(t *Tombstone, c *Removed) bool {
-	i := slices.IndexFunc(t.Erase, func(e Erasure) bool { return e.Generation == c.Generation })
-	if i < 0 {
-		return t.Generation == c.Generation
-	}
-	if c.Erased {
-		n := *t
-		n.Erase = slices.Delete(slices.Clone(t.Erase), i, i+1)
-		for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
-			x.s.tombs[k] = &n
-		}
-	}
-	return true
 }
 
 // expire deletes at the end of retention, and only then.

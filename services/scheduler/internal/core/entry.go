@@ -3,6 +3,7 @@ package core
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -10,8 +11,14 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
-// EntryVersion is the newest format of entries that this code reads.
-const EntryVersion = 1
+// EntryVersion is the newest format of entries that this code reads. An entry
+// is applied by the rules of its own format, so that a log that an older
+// version wrote comes to the state that it had then.
+const EntryVersion = 2
+
+// movesSince is the format since which a saved session may wake on another
+// host, and erased is told once all of them confirmed.
+const movesSince = 2
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.
@@ -31,6 +38,7 @@ type Entry struct {
 	Stopped      *Ref          `json:"stopped,omitempty"`
 	Exited       *Exited       `json:"exited,omitempty"`
 	Manifest     *ManifestCmd  `json:"manifest,omitempty"`
+	Restore      *Restore      `json:"restore,omitempty"`
 	Join         *Host         `json:"join,omitempty"`
 	HostLost     *HostLost     `json:"host_lost,omitempty"`
 	Drain        *Drain        `json:"drain,omitempty"`
@@ -48,6 +56,7 @@ func (e Entry) Name() string {
 		{e.Open != nil, "open"}, {e.Place != nil, "place"}, {e.Woke != nil, "woke"}, {e.WakeFailed != nil, "wake_failed"},
 		{e.Sleep != nil, "sleep"}, {e.Slept != nil, "slept"}, {e.SleepRefused != nil, "sleep_refused"}, {e.Delete != nil, "delete"},
 		{e.Removed != nil, "removed"}, {e.Stopped != nil, "stopped"}, {e.Exited != nil, "exited"}, {e.Manifest != nil, "manifest"},
+		{e.Restore != nil, "restore"},
 		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Trim != nil, "trim"},
 		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"},
 	} {
@@ -102,6 +111,8 @@ type Place struct {
 	Session    ids.SessionKey `json:"session"`
 	Generation ids.Generation `json:"generation"`
 	Alive      []ids.Host     `json:"alive,omitempty"`
+	// Why it does not get on, told to the requests when they are given up.
+	Why string `json:"why,omitempty"`
 }
 
 // Woke tells that the guest answered in this epoch.
@@ -138,6 +149,19 @@ type ManifestInfo struct {
 	ID          string `json:"id,omitempty"`
 	Parent      string `json:"parent,omitempty"`
 	ImageDigest string `json:"image,omitempty"`
+	// Snapshot whose content it brings back; empty: none.
+	RestoredFrom string `json:"restored_from,omitempty"`
+}
+
+// Restore has the next wake bring back an earlier snapshot; the head itself
+// takes that back.
+type Restore struct {
+	Tenant     ids.Tenant     `json:"tenant"`
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	Head       string         `json:"head"` // as the caller saw it
+	Snapshot   string         `json:"snapshot"`
+	AsOf       Time           `json:"as_of,omitempty"`
 }
 
 // Slept tells that no compute is left and the manifest is safe.
@@ -176,10 +200,17 @@ type Expire struct {
 }
 
 // Removed tells that grants are dead and the key is destroyed; Erased, that the
-// host has nothing left of it.
+// hosts have nothing left of it.
 type Removed struct {
 	Ref
 	Erased bool `json:"erased,omitempty"`
+	// None: the host that had the newest disk.
+	Hosts []ids.Host `json:"hosts,omitempty"`
+}
+
+// confirms reports whether h has nothing left; last is the newest disk's host.
+func (r *Removed) confirms(h, last ids.Host) bool {
+	return r.Erased && (slices.Contains(r.Hosts, h) || len(r.Hosts) == 0 && h == last)
 }
 
 // Exited tells that the compute is gone though nobody stopped it.

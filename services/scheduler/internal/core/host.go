@@ -96,7 +96,11 @@ func (x *tx) displace(s *Session, reason string, alive []ids.Host) Outcome {
 	s.Sleep, s.Dirty = nil, true
 	x.emit(s, Displaced, func(e *Event) { e.Reason = reason })
 	x.emit(s, FellAsleep, func(e *Event) { e.Manifest, e.Reason, e.Terms = s.Manifest, reason, &s.Terms })
-	x.settle(s, VerbClose, asIs)
+	if x.v >= movesSince {
+		x.settle(s, VerbClose, failWith(errkind.Unsaved, "it sleeps, but not all that was written is saved: "+reason))
+	} else {
+		x.settle(s, VerbClose, asIs)
+	}
 	if s.Wake != nil {
 		x.place(s, alive)
 	}

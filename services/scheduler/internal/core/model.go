@@ -7,6 +7,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -44,6 +45,15 @@ type Limits struct {
 	DiskBytes   uint64 `json:"disk,omitempty"`
 }
 
+// Snapshots says how often the disk of an awake session is saved, and how long
+// its snapshots are kept.
+type Snapshots struct {
+	Every      time.Duration `json:"every,omitempty"`
+	KeepAll    time.Duration `json:"keep_all,omitempty"`
+	KeepHourly time.Duration `json:"keep_hourly,omitempty"`
+	KeepDaily  time.Duration `json:"keep_daily,omitempty"`
+}
+
 // Terms are what a session may use, fixed by the wake that made it active.
 type Terms struct {
 	Plan       string        `json:"plan,omitempty"`
@@ -55,6 +65,7 @@ type Terms struct {
 	Retention  time.Duration `json:"retention,omitempty"`
 	Image      string        `json:"image,omitempty"`
 	TierReason string        `json:"tier_reason,omitempty"`
+	Snapshots  Snapshots     `json:"snapshots,omitzero"`
 }
 
 // Actor is the principal for whom a session exists.
@@ -126,6 +137,12 @@ type Deletion struct {
 	StoredAt Time          `json:"stored_at,omitempty"`
 }
 
+// Rewind is an earlier snapshot that the next wake brings back.
+type Rewind struct {
+	Snapshot string `json:"snapshot"`
+	AsOf     Time   `json:"as_of,omitempty"`
+}
+
 // Session is the record of one session. A *Session read from State is never
 // changed afterwards: a change makes a new one.
 type Session struct {
@@ -137,13 +154,21 @@ type Session struct {
 	Generation ids.Generation   `json:"generation"`
 	Epoch      ids.Epoch        `json:"epoch,omitzero"`
 	Revision   uint64           `json:"revision"`
-	// Host holds the disk, and the compute if there is any.
-	Host         ids.Host      `json:"host,omitempty"`
-	Boot         string        `json:"boot,omitempty"`
-	Manifest     string        `json:"manifest,omitempty"`
-	ImageDigest  string        `json:"image,omitempty"`
-	LastActive   ids.Epoch     `json:"last_active,omitzero"`
-	Dirty        bool          `json:"dirty,omitempty"` // lost its compute without a manifest
+	// Host holds the newest disk, and the compute if there is any.
+	Host ids.Host `json:"host,omitempty"`
+	// Holders may have an image of this generation, Host among them; see holders.
+	Holders     []ids.Host `json:"holders,omitempty"`
+	Boot        string     `json:"boot,omitempty"`
+	Manifest    string     `json:"manifest,omitempty"`
+	ImageDigest string     `json:"image,omitempty"`
+	LastActive  ids.Epoch  `json:"last_active,omitzero"`
+	// Dirty: it was active and what it wrote after Manifest is on its host's disk only.
+	Dirty bool `json:"dirty,omitempty"`
+	// Restore is what the next wake brings back instead of Manifest. It is set
+	// only while nothing is unsaved.
+	Restore *Rewind `json:"restore,omitempty"`
+	// Rewound: Manifest brought a snapshot of then back, and no wake has said so yet.
+	Rewound      Time          `json:"rewound,omitempty"`
 	NeedsStop    bool          `json:"needs_stop,omitempty"`
 	Actor        Actor         `json:"actor"`
 	Terms        Terms         `json:"terms"`
@@ -167,6 +192,17 @@ type Session struct {
 // Fresh reports whether no epoch of this generation was ever active, so that
 // a blank disk is right.
 func (s *Session) Fresh() bool { return s.LastActive.IsZero() && s.Manifest == "" }
+
+// bound reports whether only s.Host can wake s: its newest files are nowhere else.
+func (s *Session) bound() bool { return !s.Fresh() && (s.Dirty || s.Manifest == "") }
+
+// holders are the hosts that may have an image of this generation, in order.
+func (s *Session) holders() []ids.Host {
+	if s.Host == "" || slices.Contains(s.Holders, s.Host) {
+		return s.Holders
+	}
+	return append(slices.Clone(s.Holders), s.Host) // placed by a version that kept no list
+}
 
 // holds reports whether s counts against its host's memory.
 func (s *Session) holds() bool {
@@ -216,15 +252,31 @@ type Tombstone struct {
 	StoredAt   Time             `json:"stored_at"`
 	At         Time             `json:"at"`
 	LeaderTime time.Duration    `json:"lt"`
-	// Disks whose hosts have not confirmed yet that they are gone.
+	// Generations of which a host still may have a disk, one part for each of their hosts.
 	Erase []Erasure `json:"erase,omitempty"`
 }
 
-// Erasure is a disk of a deleted generation that its host still may have.
+// Erasure is a disk of a deleted generation on one host.
 type Erasure struct {
 	Generation ids.Generation `json:"g"`
 	Epoch      ids.Epoch      `json:"e,omitzero"`
 	Host       ids.Host       `json:"h"`
+	// Session is the key that the generation had; empty: that of the tombstone.
+	Session ids.SessionKey `json:"s,omitempty"`
+	// Revision is kept free for the event that tells of the generation's end on
+	// all hosts; 0: none will.
+	Revision uint64 `json:"r,omitempty"`
+	// Done: the host confirmed. It stays listed until all have.
+	Done bool `json:"d,omitempty"`
+}
+
+// Ref names the generation to be erased.
+func (e Erasure) Ref(t *Tombstone) Ref {
+	r := Ref{Session: e.Session, Generation: e.Generation, Epoch: e.Epoch}
+	if r.Session == "" {
+		r.Session = t.Key
+	}
+	return r
 }
 
 // Record is the stored outcome of one request. It never holds a grant.
@@ -261,6 +313,8 @@ type Event struct {
 	Host         ids.Host       `json:"host,omitempty"`
 	Reason       string         `json:"reason,omitempty"`
 	Manifest     string         `json:"manifest,omitempty"`
+	Snapshot     string         `json:"snapshot,omitempty"`
+	Hosts        []ids.Host     `json:"hosts,omitempty"`
 	Request      ids.RequestID  `json:"request,omitempty"`
 	Origin       corev1.Origin  `json:"origin,omitempty"`
 	RestoredAsOf Time           `json:"restored,omitempty"`

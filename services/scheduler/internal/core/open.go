@@ -188,7 +188,7 @@ func (x *tx) replace(p *Place) Outcome {
 	}
 	s := x.edit(old)
 	if s.Wake.Deadline != 0 && s.Wake.Deadline <= x.now {
-		x.giveUp(s)
+		x.giveUp(s, p.Why)
 	} else if s.State != Sleeping {
 		x.place(s, p.Alive)
 	}
@@ -196,9 +196,12 @@ func (x *tx) replace(p *Place) Outcome {
 	return Outcome{Session: s}
 }
 
-func (x *tx) giveUp(s *Session) {
+func (x *tx) giveUp(s *Session, why string) {
 	f := Failure{Kind: errkind.Unplaceable, Reason: s.Wake.Unplaced}
-	if f.Reason == "" {
+	switch {
+	case s.State == Sleeping && why != "":
+		f = Failure{Kind: errkind.Deadline, Reason: "the session was still going to sleep at the open's deadline: " + why}
+	case f.Reason == "":
 		f = Failure{Kind: errkind.Deadline, Reason: "the session did not wake before the open's deadline"}
 	}
 	s.Wake = nil

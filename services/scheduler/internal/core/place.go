@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,20 +20,25 @@ func (s *State) Candidates(sess *Session, t Terms, alive func(ids.Host) bool) []
 		if !alive(h.ID) {
 			continue
 		}
-		if why := s.unfit(sess, t, h); why == "" || len(s.hosts) <= MaxCandidates {
+		own := sess != nil && sess.Host == h.ID
+		if own || len(s.hosts) <= MaxCandidates || s.unfit(sess, t, h, EntryVersion) == "" {
 			out = append(out, h.ID)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b ids.Host) int {
-		switch fa, fb := s.free(a), s.free(b); {
-		case fa > fb:
-			return -1
-		case fa < fb:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(out, func(a, b ids.Host) int { return cmp.Compare(s.free(b), s.free(a)) })
+	if sess != nil && !sess.Fresh() {
+		out = first(out, sess.Host)
+	}
 	return out[:min(len(out), MaxCandidates)]
+}
+
+// first puts h, if it is among the hosts, before the others.
+func first(hosts []ids.Host, h ids.Host) []ids.Host {
+	i := slices.Index(hosts, h)
+	if i <= 0 {
+		return hosts
+	}
+	return slices.Concat([]ids.Host{h}, hosts[:i], hosts[i+1:])
 }
 
 func (s *State) free(h ids.Host) uint64 {
@@ -43,8 +49,9 @@ func (s *State) free(h ids.Host) uint64 {
 	return host.Capacity.MemoryBytes - used
 }
 
-// unfit says in words why a host may not take a session; empty when it may.
-func (s *State) unfit(sess *Session, t Terms, h *Host) string {
+// unfit says in words why a host may not take a session; empty when it may. v
+// is the format of the entry that asks.
+func (s *State) unfit(sess *Session, t Terms, h *Host, v int) string {
 	u := s.usage[h.ID]
 	cpu := uint64(h.Capacity.CPUMillis) * uint64(max(h.CPUPercent, 100)) / 100
 	switch {
@@ -54,8 +61,10 @@ func (s *State) unfit(sess *Session, t Terms, h *Host) string {
 		return "is draining"
 	case !slices.Contains(h.Tiers, t.Tier):
 		return fmt.Sprintf("does not offer tier %s", tierName(t))
-	case sess != nil && sess.Host != "" && !sess.Fresh() && sess.Host != h.ID:
+	case sess != nil && sess.Host != "" && sess.Host != h.ID && (sess.bound() || v < movesSince && !sess.Fresh()):
 		return fmt.Sprintf("does not have the disk, which is on %s", sess.Host)
+	case sess != nil && len(sess.Holders) >= MaxHolders && !slices.Contains(sess.Holders, h.ID):
+		return fmt.Sprintf("would be one more than the %d hosts that may have had the disk", MaxHolders)
 	}
 	if sess != nil && sess.holds() && sess.Host == h.ID { // its own share is free to itself
 		u.add(sess, -1)
@@ -81,6 +90,9 @@ func (x *tx) place(s *Session, alive []ids.Host) {
 		return
 	}
 	x.move(s, t)
+	if x.v >= movesSince {
+		s.hold(host.ID)
+	}
 	s.Host, s.Boot, s.Epoch, s.Terms = host.ID, host.Boot, x.epoch(), s.Wake.Terms
 	s.Failure, s.Warned, s.NeedsStop = nil, 0, false
 	w := *s.Wake
@@ -90,21 +102,29 @@ func (x *tx) place(s *Session, alive []ids.Host) {
 	x.emit(s, Placed, func(e *Event) { e.Reason, e.Request = why, w.Request })
 }
 
+// choose takes the first host that may. The one that has the disk comes first,
+// one that just said that it has no room comes last.
 func (x *tx) choose(s *Session, alive []ids.Host) (*Host, string) {
 	var no []string
+	if !s.Fresh() {
+		alive = first(alive, s.Host)
+		if !slices.Contains(alive, s.Host) {
+			no = append(no, fmt.Sprintf("%s, which has the disk, holds no lease", s.Host))
+		}
+	}
+	if i := slices.Index(alive, x.avoid); i >= 0 {
+		alive = slices.Concat(alive[:i], alive[i+1:], alive[i:i+1])
+	}
 	for _, id := range alive {
 		h := x.s.hosts[id]
 		if h == nil {
 			continue
 		}
-		why := x.s.unfit(s, s.Wake.Terms, h)
+		why := x.s.unfit(s, s.Wake.Terms, h, x.v)
 		if why == "" {
-			return h, x.reason(s, h)
+			return h, x.reason(s, h, no)
 		}
 		no = append(no, fmt.Sprintf("%s %s", id, why))
-	}
-	if s.Host != "" && !s.Fresh() && !slices.Contains(alive, s.Host) {
-		no = append(no, fmt.Sprintf("%s, which has the disk, holds no lease", s.Host))
 	}
 	if len(no) == 0 {
 		return nil, "no host holds a lease"
@@ -112,12 +132,18 @@ func (x *tx) choose(s *Session, alive []ids.Host) (*Host, string) {
 	return nil, strings.Join(no, "; ")
 }
 
-func (x *tx) reason(s *Session, h *Host) string {
+// reason says why h takes the session; no is why others before it do not.
+func (x *tx) reason(s *Session, h *Host, no []string) string {
 	free := fmt.Sprintf("%s of %s of memory free", size(x.s.free(h.ID)), size(h.Capacity.MemoryBytes))
-	if s.Host == h.ID && !s.Fresh() {
+	switch {
+	case s.Fresh():
+		return fmt.Sprintf("%s offers %s; %s", h.ID, tierName(s.Wake.Terms), free)
+	case s.Host == h.ID:
 		return fmt.Sprintf("%s has the disk; %s", h.ID, free)
+	case len(no) == 0:
+		no = []string{fmt.Sprintf("%s, which has the disk, has no room for it", s.Host)}
 	}
-	return fmt.Sprintf("%s offers %s; %s", h.ID, tierName(s.Wake.Terms), free)
+	return fmt.Sprintf("%s gets the disk from the store; %s; %s", h.ID, no[0], free)
 }
 
 // unplaceable notes why there is no room; told once for each reason.

@@ -27,13 +27,14 @@ type model struct {
 	revs    map[ids.SessionKey]uint64
 	ids     map[string]bool
 	out     uint64
+	disks   map[disk]*diskModel
 }
 
 // TestInvariants applies random entries, stale ones among them.
 func TestInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{s: NewState(), now: 1, epochs: map[ids.SessionKey]ids.Epoch{}, gens: map[ids.SessionKey]ids.Generation{},
-			revs: map[ids.SessionKey]uint64{}, ids: map[string]bool{}}
+			revs: map[ids.SessionKey]uint64{}, ids: map[string]bool{}, disks: map[disk]*diskModel{}}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m.step(t)
 		}
@@ -60,6 +61,10 @@ func (m *model) step(t *rapid.T) {
 	m.transitionsAreDeclared(t, before, e)
 	m.staleRefsAreRefused(t, before, e, out)
 	m.epochsGrow(t)
+	m.headsMoveWithReason(t, before, e)
+	m.unsavedFilesStay(t, before, e)
+	m.restoresAreSound(t)
+	m.noteHolders(before, e, out)
 	m.eventsAreInOrder(t)
 	m.nothingIsOvercommitted(t)
 	m.noWaiterIsStuck(t)
@@ -90,7 +95,8 @@ func (m *model) draw(t *rapid.T) Entry {
 	if s := m.s.Session(key); s != nil && rapid.Bool().Draw(t, "right parent") {
 		man.Parent = s.Manifest
 	}
-	switch rapid.IntRange(0, 17).Draw(t, "verb") {
+	hosts := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h2"}, {"h1", "h2"}}).Draw(t, "hosts")
+	switch rapid.IntRange(0, 20).Draw(t, "verb") {
 	case 0, 1, 2, 3:
 		return Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Idle: time.Second, Retention: time.Hour,
 			Limits: Limits{MemoryBytes: 400}, Ephemeral: key == "c"}, Request: req, Keys: keys, Alive: alive,
@@ -100,7 +106,7 @@ func (m *model) draw(t *rapid.T) Entry {
 	case 5, 6, 7:
 		return Entry{Woke: &Woke{Ref: ref, Origin: rapid.SampledFrom([]corev1.Origin{1, 2}).Draw(t, "origin")}}
 	case 8:
-		return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: Failure{errkind.Internal, "x"}, Retry: rapid.Bool().Draw(t, "retry"), Alive: alive}}
+		return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: Failure{rapid.SampledFrom([]errkind.Kind{errkind.Internal, errkind.NoCapacity}).Draw(t, "kind"), "x"}, Retry: rapid.Bool().Draw(t, "retry"), Alive: alive}}
 	case 9, 10:
 		return Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: keys, Request: req, Reason: rapid.SampledFrom([]string{"idle", "close", ReasonPause}).Draw(t, "reason")}}
 	case 11, 12:
@@ -111,13 +117,16 @@ func (m *model) draw(t *rapid.T) Entry {
 		return rapid.SampledFrom([]Entry{
 			{Delete: &Delete{Tenant: "acme", Keys: keys, Request: req, StoredAt: m.now}},
 			{Exited: &Exited{Ref: ref, Host: host, Alive: alive}},
-			{Manifest: &ManifestCmd{Ref: ref, Host: host, Manifest: man}},
 			{Stopped: &ref},
 		}).Draw(t, "rare")
 	case 15:
-		return Entry{Removed: &Removed{Ref: ref, Erased: rapid.Bool().Draw(t, "erased")}}
+		return Entry{Removed: &Removed{Ref: ref, Erased: rapid.Bool().Draw(t, "erased"), Hosts: hosts}}
 	case 16:
 		return Entry{Join: &Host{ID: host, Boot: rapid.SampledFrom([]string{"b1", "b2"}).Draw(t, "boot"), Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: Limits{MemoryBytes: 1000}}}
+	case 17, 18:
+		return m.drawCommit(t, key, ref, man)
+	case 19:
+		return m.drawRestore(t, key, ref)
 	}
 	return rapid.SampledFrom([]Entry{
 		{HostLost: &HostLost{Host: host, Boot: "b1"}}, {Tick: &Tick{Elapsed: 5 * time.Minute}},
@@ -236,11 +245,19 @@ func (m *model) eventsAreInOrder(t *rapid.T) {
 		if e.Session == "" {
 			continue
 		}
+		if e.Kind == WasErased {
+			m.erasedIsTrue(t, e)
+			continue
+		}
 		last := m.revs[e.Session]
 		if e.Revision != last+1 && !(e.Revision == 1 && last > 0 && m.s.LeaderTime > TombstoneTTL) {
 			t.Fatalf("%s: revision %d after %d", e.Session, e.Revision, last)
 		}
 		m.revs[e.Session] = e.Revision
+		if e.Kind == WasDeleted { // the next one is kept free
+			m.revs[e.Session]++
+			m.disk(e.Session, e.Generation).free = e.Revision + 1
+		}
 	}
 	m.out = m.s.OutSeq
 }

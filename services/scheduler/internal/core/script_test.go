@@ -2,6 +2,7 @@ package core
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -84,8 +85,8 @@ func (a args) dur(k string) time.Duration {
 
 func (a args) has(k string) bool { _, ok := a[k]; return ok }
 
-func (a args) hosts() (out []ids.Host) {
-	for _, h := range strings.Split(a["alive"], ",") {
+func (a args) hosts(k string) (out []ids.Host) {
+	for _, h := range strings.Split(a[k], ",") {
 		if h != "" {
 			out = append(out, ids.Host(h))
 		}
@@ -165,12 +166,12 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	case "open":
 		return Entry{Open: m.open(a)}
 	case "place":
-		return Entry{Place: &Place{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Alive: a.hosts()}}
+		return Entry{Place: &Place{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Alive: a.hosts("alive"), Why: words(a["why"])}}
 	case "woke":
 		o := corev1.Origin(corev1.Origin_value["ORIGIN_"+strings.ToUpper(a["origin"])])
-		return Entry{Woke: &Woke{Ref: m.ref(a), Origin: o, ImageDigest: a["image"]}}
+		return Entry{Woke: &Woke{Ref: m.ref(a), Origin: o, ImageDigest: a["image"], RestoredAsOf: m.at(a, "asof")}}
 	case "wake_failed":
-		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: Failure{errkind.Unavailable, "the host said no"}, Retry: a.has("retry"), Alive: a.hosts()}}
+		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: failure(a), Retry: a.has("retry"), Alive: a.hosts("alive")}}
 	case "sleep":
 		c := &SleepCmd{Tenant: tenant(a), Keys: a.keys(), Reason: a["reason"], Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), IdleSince: m.at(a, "idle_since")}
 		if a.has("epoch") {
@@ -178,7 +179,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		}
 		return Entry{Sleep: c}
 	case "slept":
-		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Alive: a.hosts()}}
+		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Alive: a.hosts("alive")}}
 	case "busy":
 		return Entry{SleepRefused: &SleepRefused{Ref: m.ref(a), BusySince: m.at(a, "since")}}
 	case "delete":
@@ -192,18 +193,27 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		return Entry{Delete: &Delete{Tenant: "acme", Keys: a.keys(), Expire: &Expire{Generation: s.Generation, Revision: s.Revision,
 			WarnOnly: a.has("warn"), Notice: 72 * time.Hour, MaxPerHour: limit}}}
 	case "removed":
-		return Entry{Removed: &Removed{Ref: m.ref(a), Erased: !a.has("away")}}
+		return Entry{Removed: &Removed{Ref: m.ref(a), Erased: !a.has("away"), Hosts: a.hosts("hosts")}}
 	case "erased":
 		tomb := m.s.Tombstone(a.keys()...)
-		e := tomb.Erase[0]
-		return Entry{Removed: &Removed{Ref: Ref{tomb.Key, e.Generation, e.Epoch}, Erased: true}}
+		r := tomb.Erase[0].Ref(tomb)
+		if a.has("gen") {
+			r.Generation, _ = ids.ParseGeneration(a["gen"])
+		}
+		return Entry{Removed: &Removed{Ref: r, Erased: true, Hosts: a.hosts("hosts")}}
 	case "stopped":
 		r := m.ref(a)
 		return Entry{Stopped: &r}
 	case "exited":
-		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: "killed from outside", Alive: a.hosts()}}
+		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Alive: a.hosts("alive")}}
 	case "manifest":
-		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}}}
+		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"]}}}
+	case "restore":
+		r := &Restore{Tenant: tenant(a), Session: a.keys()[0], Generation: m.ref(a).Generation, Head: a["head"], Snapshot: a["snapshot"], AsOf: m.at(a, "asof")}
+		if s := m.s.Session(a.keys()[0]); s != nil && !a.has("head") {
+			r.Head = s.Manifest
+		}
+		return Entry{Restore: r}
 	case "lost":
 		return Entry{HostLost: &HostLost{Host: ids.Host(a["host"]), Boot: a["boot"], Reason: "its lease ran out"}}
 	case "drain":
@@ -217,6 +227,16 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	}
 	t.Fatalf("unknown command %q", verb)
 	return Entry{}
+}
+
+// words are written with underscores in a script.
+func words(s string) string { return strings.ReplaceAll(s, "_", " ") }
+
+func failure(a args) Failure {
+	if a.has("full") {
+		return Failure{errkind.NoCapacity, "the pool of disks is full"}
+	}
+	return Failure{errkind.Unavailable, "the host said no"}
 }
 
 func tenant(a args) ids.Tenant {
@@ -235,7 +255,7 @@ func (m *stage) open(a args) *Open {
 		Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 500}, Idle: 15 * time.Minute,
 			Retention: 720 * time.Hour, Ephemeral: a.has("ephemeral")},
 		Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), StoredAt: Time(m.now), Deadline: Time(m.now + time.Minute),
-		Keys: a.keys(), Alive: a.hosts(), Name: "default"}
+		Keys: a.keys(), Alive: a.hosts("alive"), Name: "default"}
 	if a.has("stored") {
 		o.StoredAt = m.at(a, "stored")
 	}
@@ -274,6 +294,18 @@ func (m *stage) trace(out Outcome, before uint64, a args) string {
 		}
 		if e.Failure != nil {
 			fmt.Fprintf(&b, " [%s: %s]", e.Failure.Kind, e.Failure.Reason)
+		}
+		if e.Snapshot != "" {
+			fmt.Fprintf(&b, " to %s", e.Snapshot)
+		}
+		if e.RestoredAsOf != 0 {
+			fmt.Fprintf(&b, " as of %s", time.Duration(e.RestoredAsOf)-1000*time.Second)
+		}
+		if e.Kind == WasRewound {
+			fmt.Fprintf(&b, ", head %s", e.Manifest)
+		}
+		if e.Kind == WasErased {
+			fmt.Fprintf(&b, " gen %s on %v", e.Generation, e.Hosts)
 		}
 		b.WriteString("\n")
 	}
@@ -320,6 +352,12 @@ func (m *stage) show(k ids.SessionKey) string {
 	}
 	if s.Dirty {
 		b.WriteString(" dirty")
+	}
+	if s.Restore != nil {
+		fmt.Fprintf(&b, " restores %s", s.Restore.Snapshot)
+	}
+	if len(s.Holders) > 1 {
+		fmt.Fprintf(&b, " held by %v", s.Holders)
 	}
 	if s.Wake != nil {
 		fmt.Fprintf(&b, " wake-wanted (try %d)", s.Wake.Attempt)

@@ -163,46 +163,6 @@ func (x *tx) sleepRefused(c *SleepRefused) Outcome {
 	return Outcome{Session: s, BusySince: c.BusySince}
 }
 
-// manifest moves the head by compare-and-swap on generation, epoch and parent.
-func (x *tx) manifest(c *ManifestCmd) Outcome {
-	old, no := x.exact(c.Ref)
-	if no != nil {
-		return *no
-	}
-	switch {
-	case old.Host != c.Host:
-		return refuse(errkind.Denied, "session %s belongs to host %s", c.Session, old.Host)
-	case c.Manifest.ID == "":
-		return refuse(errkind.Invalid, "a manifest needs an id")
-	case old.State == Deleting:
-		return refuse(errkind.Superseded, "session %s is being deleted", c.Session)
-	}
-	s := x.edit(old)
-	if out := moveHead(s, c.Manifest); out != nil {
-		return *out
-	}
-	if s.State == Asleep || s.State == Paused {
-		s.Dirty = false
-	}
-	x.put(s)
-	return Outcome{Session: s}
-}
-
-func moveHead(s *Session, m ManifestInfo) *Outcome {
-	if s.Manifest == m.ID {
-		return nil
-	}
-	if s.Manifest != m.Parent {
-		out := refuse(errkind.Conflict, "the head of session %s is %q, not the expected parent %q", s.Key, s.Manifest, m.Parent)
-		return &out
-	}
-	s.Manifest = m.ID
-	if m.ImageDigest != "" {
-		s.ImageDigest = m.ImageDigest
-	}
-	return nil
-}
-
 func firstKey(keys []ids.SessionKey) ids.SessionKey {
 	if len(keys) == 0 {
 		return ""

@@ -11,7 +11,7 @@ import (
 )
 
 // SnapshotVersion is the newest format of snapshots that this code reads.
-const SnapshotVersion = 1
+const SnapshotVersion = 2
 
 // header is the first line of a snapshot.
 type header struct {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,6 +21,8 @@ const (
 	RecordTTL = 15 * time.Minute
 	// TombstoneTTL is how much leader time a deleted session is remembered.
 	TombstoneTTL = 2 * time.Hour
+	// MaxHolders is how many hosts may have had the disk of one session.
+	MaxHolders = 32
 	// MaxTick bounds what one tick adds to leader time.
 	MaxTick = 10 * time.Minute
 )
@@ -171,7 +174,7 @@ func (s *State) Violations() []string { return slices.Clone(s.violations) }
 // Apply applies the entry at a raft index. Indexes grow.
 func (s *State) Apply(index uint64, e Entry) Outcome {
 	s.Index = index
-	x := &tx{s: s, index: index, now: e.Now}
+	x := &tx{s: s, index: index, now: e.Now, v: cmp.Or(e.V, EntryVersion)}
 	out := x.apply(e)
 	out.Events = x.n
 	out.Touched = x.touched
@@ -204,6 +207,8 @@ func (x *tx) apply(e Entry) Outcome {
 		return x.exited(e.Exited)
 	case e.Manifest != nil:
 		return x.manifest(e.Manifest)
+	case e.Restore != nil:
+		return x.restore(e.Restore)
 	case e.Join != nil:
 		return x.join(e.Join)
 	case e.HostLost != nil:
@@ -227,6 +232,8 @@ type tx struct {
 	now   Time
 	n     int         // events emitted
 	t     *Transition // under way
+	v     int         // format of the entry
+	avoid ids.Host    // said that it has no room
 
 	touched []ids.SessionKey
 }

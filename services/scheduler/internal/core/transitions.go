@@ -35,6 +35,8 @@ const (
 	WasPaused    EventKind = "paused"
 	Unplaceable  EventKind = "unplaceable"
 	WasDeleted   EventKind = "deleted"
+	WasErased    EventKind = "erased"
+	WasRewound   EventKind = "rewound"
 	HostJoined   EventKind = "joined"
 	HostIsLost   EventKind = "lost"
 	HostDraining EventKind = "draining"
@@ -84,7 +86,7 @@ var (
 	tPlace = declare(Transition{Name: "place", From: states{New, Asleep, Paused, Failed}, Event: "open, place, slept, exited",
 		When: "an open waits and a host has room", To: Waking, Emits: emits{Placed}, Commands: commands{HostWake}})
 	tReplaceHost = declare(Transition{Name: "place again", From: states{Waking}, Event: "wake_failed",
-		When: "worth another try before the deadline", To: Waking, Emits: emits{Placed}, Commands: commands{HostWake}})
+		When: "worth another try before the deadline; on another host if this one has no room", To: Waking, Emits: emits{Placed}, Commands: commands{HostWake}})
 	tUnplaceable = declare(Transition{Name: "unplaceable", From: states{New, Asleep, Paused, Failed}, Event: "open, place, slept, exited",
 		When: "no host has room", To: Unknown, Emits: emits{Unplaceable}, Commands: commands{Retry}})
 	tGiveUpNew = declare(Transition{Name: "give up", From: states{New}, Event: "place",
@@ -96,7 +98,7 @@ var (
 	tBackToAsleep = declare(Transition{Name: "no room again", From: states{Waking}, Event: "wake_failed",
 		When: "worth another try, but no host has room; was active before", To: Asleep, Emits: emits{Unplaceable}, Commands: commands{Retry}})
 	tActivate = declare(Transition{Name: "activate", From: states{Waking}, Event: "woke",
-		When: "generation and epoch match", To: Active, Emits: emits{Activated}})
+		When: "generation and epoch match; a snapshot that was asked for is back", To: Active, Emits: emits{Activated}})
 	tWakeFailed = declare(Transition{Name: "fail", From: states{Waking}, Event: "wake_failed",
 		When: "not worth another try", To: Failed, Emits: emits{HasFailed}, Commands: commands{HostStop}})
 	tSleep = declare(Transition{Name: "sleep", From: states{Active}, Event: "sleep",
@@ -112,8 +114,12 @@ var (
 		When: "the manifest is the head; paused by plan", To: Paused, Emits: emits{FellAsleep, WasPaused}})
 	tBusy = declare(Transition{Name: "stay awake", From: states{Sleeping}, Event: "sleep_refused",
 		When: "the host is busy with it, or took the sleep back", To: Active, Emits: emits{Renewed}})
+	tCommit = declare(Transition{Name: "commit", From: states{Active, Sleeping, Waking, Asleep, Paused, Failed}, Event: "manifest",
+		When: "the parent is the head; waking: it brings back the snapshot that was asked for; at rest: something is unsaved; failed: compute is left"})
+	tRestore = declare(Transition{Name: "restore", From: states{Asleep, Paused, Failed}, Event: "restore",
+		When: "durable, nothing is unsaved, no open waits, no compute is left, and the head is the one that the caller saw", Emits: emits{WasRewound}})
 	tDisplaced = declare(Transition{Name: "displace", From: states{Active, Sleeping}, Event: "exited, host_lost",
-		When: "durable: the newest files are on the host's disk", To: Asleep, Emits: emits{Displaced, FellAsleep}})
+		When: "durable: the newest files are on the host's disk, also when a sleep could not save them and an open waits", To: Asleep, Emits: emits{Displaced, FellAsleep}})
 	tLost = declare(Transition{Name: "lose", From: states{Active, Sleeping}, Event: "exited, host_lost, slept",
 		When: "ephemeral: never restored", To: Failed, Emits: emits{Displaced, HasFailed}, Commands: commands{HostStop}})
 	tDelete = declare(Transition{Name: "delete", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed}, Event: "delete",
@@ -123,6 +129,8 @@ var (
 		When: "remembered, so that an older open is refused", To: Deleted})
 	tGone = declare(Transition{Name: "gone", From: states{Deleting}, Event: "removed",
 		When: "grants dead and key destroyed; the disk erased or its host away", To: Deleted, Emits: emits{WasDeleted}})
+	tErased = declare(Transition{Name: "erased", From: states{Deleted}, Event: "removed",
+		When: "every host that ever held the generation has nothing left of it", To: Deleted, Emits: emits{WasErased}})
 	tStopped = declare(Transition{Name: "stopped", From: states{Failed}, Event: "stopped",
 		When: "the host has no compute of it", To: Failed})
 )
@@ -160,7 +168,7 @@ func Deadlines() []Deadline {
 	return []Deadline{
 		{New, "the open's deadline", "placed again with back-off until then; then failed"},
 		{Waking, "the open's deadline, each try at most the wake time-out", "placed again under a new epoch up to three times, else failed"},
-		{Sleeping, "the sleep time-out of each try", "tried again with back-off; displaced when the host is lost"},
+		{Sleeping, "the sleep time-out of each try", "tried again with back-off for ever; displaced when the host is lost, or when its disk cannot be saved and an open waits"},
 		{Deleting, "the delete time-out of each try", "tried again with back-off for ever; an absent host erases when it is back"},
 	}
 }

@@ -18,11 +18,17 @@ func (x *tx) woke(w *Woke) Outcome {
 		return refuse(errkind.StaleEpoch, "session %s is no longer waking", w.Session)
 	case !old.Fresh() && w.Origin == corev1.Origin_ORIGIN_CREATED:
 		return refuse(errkind.DataLoss, "host %s offers a blank disk for a session that has files", old.Host)
+	case old.Restore != nil:
+		return refuse(errkind.Conflict, "host %s did not bring back snapshot %s", old.Host, old.Restore.Snapshot)
 	}
 	s := x.edit(old)
 	x.move(s, tActivate)
 	s.LastActive, s.Dirty, s.NeedsStop = s.Epoch, false, false
 	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, w.Timing
+	if s.Rewound != 0 && w.Origin == corev1.Origin_ORIGIN_RESUMED { // an earlier try brought it back
+		s.Origin, s.RestoredAsOf = corev1.Origin_ORIGIN_RESTORED, s.Rewound
+	}
+	s.Rewound = 0
 	if s.ImageDigest == "" {
 		s.ImageDigest = w.ImageDigest
 	}
@@ -51,6 +57,9 @@ func (x *tx) wakeFailed(w *WakeFailed) Outcome {
 	}
 	s := x.edit(old)
 	if w.Retry && (s.Wake.Deadline == 0 || x.now < s.Wake.Deadline) {
+		if w.Failure.Kind == errkind.NoCapacity && x.v >= movesSince {
+			x.avoid = s.Host
+		}
 		x.place(s, w.Alive)
 		x.put(s)
 		return Outcome{Session: s}

@@ -1,0 +1,86 @@
+package core
+
+import (
+	"slices"
+
+	"github.com/berth-dev/berth/schemas/ids"
+)
+
+// owe lists in t the hosts that may have an image of s, or tells that none has.
+// The revision of that event is kept free, whatever follows under the key.
+func (x *tx) owe(t *Tombstone, s *Session, c *Removed) {
+	if x.v < movesSince {
+		if !c.Erased && s.Host != "" {
+			t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: s.Host}}
+		}
+		return
+	}
+	t.Revision = s.Revision + 1
+	for _, h := range s.holders() {
+		t.Erase = append(t.Erase, Erasure{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key,
+			Revision: t.Revision, Done: c.confirms(h, s.Host)})
+	}
+	if len(t.Erase) == 0 {
+		x.tellErased(t, []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Session: s.Key, Revision: t.Revision}})
+		return
+	}
+	x.settleErase(t, s.Generation)
+}
+
+// erased notes which hosts have nothing left of a generation that is deleted;
+// false if it is not deleted.
+func (x *tx) erased(t *Tombstone, c *Removed) bool {
+	if !slices.ContainsFunc(t.Erase, func(e Erasure) bool { return e.Generation == c.Generation }) {
+		return t.Generation == c.Generation
+	}
+	n := *t
+	n.Erase = slices.Clone(t.Erase)
+	for i, e := range n.Erase {
+		if e.Generation != c.Generation || e.Done || !c.confirms(e.Host, e.Host) {
+			continue
+		}
+		n.Erase[i].Done = true
+		if len(c.Hosts) == 0 {
+			break
+		}
+	}
+	x.settleErase(&n, c.Generation)
+	for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
+		x.s.tombs[k] = &n
+	}
+	return true
+}
+
+// settleErase forgets a generation once all its hosts have confirmed.
+func (x *tx) settleErase(t *Tombstone, g ids.Generation) {
+	var mine, rest []Erasure
+	for _, e := range t.Erase {
+		switch {
+		case e.Generation != g:
+			rest = append(rest, e)
+		case !e.Done:
+			return
+		default:
+			mine = append(mine, e)
+		}
+	}
+	t.Erase = rest
+	x.tellErased(t, mine)
+}
+
+func (x *tx) tellErased(t *Tombstone, parts []Erasure) {
+	first := parts[0]
+	if first.Revision == 0 { // deleted by a version that kept none free
+		return
+	}
+	s := &Session{Tenant: t.Tenant, Key: first.Ref(t).Session, Generation: first.Generation, Epoch: first.Epoch,
+		State: Deleted, Revision: first.Revision - 1}
+	x.move(s, tErased)
+	x.emit(s, WasErased, func(e *Event) {
+		for _, p := range parts {
+			if p.Host != "" {
+				e.Hosts = append(e.Hosts, p.Host)
+			}
+		}
+	})
+}
