@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -54,7 +55,7 @@ func (p *Pool) format(ctx context.Context, mark string, again bool) error {
 		return err
 	}
 	_, err = f.WriteString(p.device)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(err, f.Sync(), f.Close(), syncDir(filepath.Dir(mark))); err != nil {
 		return err
 	}
 	if err := p.at("marked"); err != nil {

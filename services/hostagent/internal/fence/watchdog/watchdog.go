@@ -2,8 +2,9 @@
 // more: killed, stopped, or cut off from its scheduler. It guarantees that, from the time that the
 // shared word names until hostagent moves it, every process of the host's sandboxes is frozen, also
 // of those that begin meanwhile: it freezes the one cgroup that holds them all, and touches nothing
-// else. There is one per host, by a file lock; it ends when it is dismissed, or when neither
-// sandboxes nor its folder are left.
+// else; only that it also thaws the file systems which a dead hostagent left frozen (package frozen).
+// There is one per host, by a file lock; it ends when it is dismissed, or when neither sandboxes nor
+// its folder are left.
 //
 // It runs from init, before anything else of the program: the process is a copy of the host agent,
 // told apart by its name alone, and stays when the host agent ends.
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/fence/frozen"
 )
 
 const (
@@ -98,6 +100,7 @@ func run(dir, cg string) error {
 		w.lease.Set(none) // that was said to the one before
 	}
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0) // where it is allowed
+	go frozen.Watch(frozen.Dir(dir), say)                           // apart: a thaw can hang, the look at the lease must not
 	if _, err := os.Stdout.WriteString(Ready); err != nil {
 		return err
 	}
