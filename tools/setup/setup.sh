@@ -17,7 +17,7 @@ if ! have dpkg-query; then
 fi
 want gcc; want libc6-dev; want pkg-config; want libseccomp-dev   # runc is built with seccomp
 want mmdebstrap                                                  # the default image
-want e2fsprogs; want mount; want util-linux; want git; want ca-certificates
+want e2fsprogs; want xfsprogs; want mount; want util-linux; want git; want ca-certificates
 want procps; want iproute2
 
 [ -z "$need" ] && exit 0
