@@ -216,6 +216,8 @@ func kindOf(err error) errkind.Kind {
 		return errkind.DataLoss
 	case full(err):
 		return errkind.NoCapacity
+	case errors.Is(err, context.Canceled):
+		return errkind.Canceled
 	}
 	switch gcerrors.Code(err) {
 	case gcerrors.NotFound:
