@@ -5,7 +5,10 @@
 // host, and bound to a proof key; that after an acknowledged revoke the
 // generation's data key is destroyed and no grant of it is issued or renewed;
 // and that a data key is given only to the host that owns the epoch now, by
-// scheduler's word at that moment. One replica is active at a time.
+// scheduler's word at that moment. A data key that was destroyed is never made
+// again. While the platform key cannot be reached, data keys are refused as
+// unavailable and nothing is made or destroyed for them; a revoke still works.
+// One replica is active at a time.
 package credentials
 
 import (
@@ -13,12 +16,18 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/credentials/internal/platform"
 )
 
 // Config is the configuration of the service.
 type Config struct {
-	// KeyDir holds the platform key and the curve key, made at the first start.
+	// KeyDir holds the platform key, if it is a file, and the curve key, made at
+	// the first start.
 	KeyDir string `yaml:"key_dir"`
+	// PlatformKey wraps the keys of all records: empty or "file" is a key file
+	// in KeyDir, else the URL of a key in a key service, see
+	// docs/howto/platform-key.md.
+	PlatformKey string `yaml:"platform_key"`
 	// GrantTTL is the life of a grant; clients renew at half of it.
 	GrantTTL time.Duration `yaml:"grant_ttl"`
 	// MaxSinceToken is how long grants are renewed after the last
@@ -57,5 +66,5 @@ func (c Config) Validate() error {
 	case c.Limit <= 0:
 		return bad("limit must be positive")
 	}
-	return nil
+	return platform.Check(c.PlatformKey)
 }

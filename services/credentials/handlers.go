@@ -150,15 +150,12 @@ func (s *service) revoke(ctx context.Context, _ bus.Request, req *credentialsv1.
 		return nil, refused(op, err)
 	}
 	for _, c := range cmds {
-		switch c := c.(type) {
-		case core.StoreRevocation:
-			err = s.store.revoke(ctx, c.Generation, c.Until)
-		case core.DestroyDataKey:
-			err = s.store.destroyDataKey(ctx, c.Generation)
+		if c, ok := c.(core.EndGeneration); ok {
+			err = errors.Join(err, s.store.end(ctx, c.Generation, c.Until))
 		}
-		if err != nil {
-			return nil, errs.Wrap(op, string(g.Session), err)
-		}
+	}
+	if err != nil {
+		return nil, errs.Wrap(op, string(g.Session), err)
 	}
 	s.record(ctx, cmds)
 	return &credentialsv1.RevokeReply{}, nil
@@ -182,11 +179,12 @@ func (s *service) dataKey(ctx context.Context, r bus.Request, req *credentialsv1
 		s.record(ctx, cmds)
 		return nil, refused(op, err)
 	}
-	key, err := s.store.dataKey(ctx, on.Generation)
+	key, err := s.store.dataKey(ctx, on.Generation, func(ctx context.Context) error { return s.over(ctx, on.Generation) })
 	if err != nil {
 		return nil, errs.Wrap(op, string(on.Session), err)
 	}
 	s.record(ctx, cmds)
+	defer clear(key)
 	sealed, err := seal.SealTo(seal.Public(req.GetHostKey()), key, rand.Reader)
 	if err != nil {
 		return nil, errs.E(op, errkind.Internal, string(on.Session), err)
@@ -212,7 +210,18 @@ func (s *service) ask(ctx context.Context, g core.Generation) (core.Record, erro
 	}
 	state := rec.GetState()
 	return core.Record{Found: true, Session: on, Host: ids.Host(rec.GetHost()),
-		Awake: state == corev1.State_STATE_WAKING || state == corev1.State_STATE_ACTIVE || state == corev1.State_STATE_SLEEPING}, nil
+		Awake:   state == corev1.State_STATE_WAKING || state == corev1.State_STATE_ACTIVE || state == corev1.State_STATE_SLEEPING,
+		Deleted: state == corev1.State_STATE_DELETING || state == corev1.State_STATE_DELETED}, nil
+}
+
+// over is of kind Superseded if a generation has ended, by scheduler's word
+// now. That the epoch moved on does not end it: its key may be in use.
+func (s *service) over(ctx context.Context, g core.Generation) error {
+	record, err := s.ask(ctx, g)
+	if err == nil && record.Ended(g) {
+		return errs.E("data key", errkind.Superseded, name(g), "the session was deleted")
+	}
+	return err
 }
 
 func refused(op string, err error) error {

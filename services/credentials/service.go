@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials/internal/core"
+	"github.com/berth-dev/berth/services/credentials/internal/platform"
 	"github.com/berth-dev/berth/services/credentials/internal/vault"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -29,6 +30,9 @@ const (
 	tickEvery    = 10 * time.Second
 	compactEvery = time.Hour
 	startWait    = 30 * time.Second
+	// keepMarks is longer than a revocation can stay on the list, which is at
+	// most an hour and the skew of clocks.
+	keepMarks = 3 * time.Hour
 )
 
 // service is running credentials.
@@ -37,11 +41,13 @@ type service struct {
 	conn  *bus.Conn
 	log   *slog.Logger
 	store store
-	box   *seal.Box
-	audit *auditlog.Log
-	rpc   *bus.Service
-	stop  context.CancelFunc
-	done  chan struct{}
+	// platform is open while the service runs.
+	platform *platform.Key
+	box      *seal.Box
+	audit    *auditlog.Log
+	rpc      *bus.Service
+	stop     context.CancelFunc
+	done     chan struct{}
 
 	mu       sync.Mutex
 	state    core.State
@@ -67,10 +73,6 @@ func start(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger) (*
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	platform, err := keyfile.Open(filepath.Join(cfg.KeyDir, "credentials-platform.json"))
-	if err != nil {
-		return nil, err
-	}
 	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, "credentials-curve.json"))
 	if err != nil {
 		return nil, err
@@ -82,24 +84,38 @@ func start(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger) (*
 	}
 	starting, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
-	if s.store.records, err = vault.Open(starting, conn, "BERTH_CREDENTIALS", platform); err != nil {
+	if s.platform, err = platform.Open(starting, cfg.PlatformKey, filepath.Join(cfg.KeyDir, "credentials-platform.json")); err != nil {
 		return nil, err
 	}
-	if s.store.dataKeys, err = vault.Open(starting, conn, "BERTH_DATAKEYS", platform); err != nil {
-		return nil, err
-	}
-	if s.secrets, s.state.Keys, s.state.Revoked, err = s.store.load(starting); err != nil {
-		return nil, err
-	}
-	s.audit = auditlog.New(conn, s.log)
 	if err := s.begin(starting, ctx); err != nil {
-		s.audit.Close(starting)
-		return nil, err
+		return nil, errors.Join(err, s.platform.Close())
 	}
 	return s, nil
 }
 
+// open opens the buckets and reads what the service keeps in memory.
+func (s *service) open(starting context.Context) (err error) {
+	s.store.locks = new(locks)
+	if s.store.records, err = vault.Open(starting, s.conn, "BERTH_CREDENTIALS", s.platform); err != nil {
+		return err
+	}
+	if s.store.dataKeys, err = vault.Open(starting, s.conn, "BERTH_DATAKEYS", s.platform); err != nil {
+		return err
+	}
+	s.secrets, s.state.Keys, s.state.Revoked, err = s.store.load(starting)
+	return err
+}
+
 func (s *service) begin(starting, ctx context.Context) (err error) {
+	if err := s.open(starting); err != nil {
+		return err
+	}
+	s.audit = auditlog.New(s.conn, s.log)
+	defer func() {
+		if err != nil {
+			s.audit.Close(starting)
+		}
+	}()
 	if err := s.tick(starting); err != nil {
 		return err
 	}
@@ -125,7 +141,7 @@ func (s *service) end(ctx context.Context) error {
 	<-s.done
 	err := s.rpc.Stop(ctx)
 	s.audit.Close(ctx)
-	return err
+	return errors.Join(err, s.platform.Close())
 }
 
 // keepTime rotates keys and forgets what is over.
@@ -142,7 +158,7 @@ func (s *service) keepTime(ctx context.Context) {
 		case <-tick.C:
 			err = s.tick(ctx)
 		case <-compact.C:
-			err = errors.Join(s.store.records.Compact(ctx), s.store.dataKeys.Compact(ctx))
+			err = errors.Join(s.store.records.Compact(ctx, keepMarks), s.store.dataKeys.Compact(ctx, keepMarks))
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("upkeep of keys and revocations failed; it is tried again", "error", err)

@@ -5,7 +5,10 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
+	"hash/fnv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -34,6 +37,7 @@ type revokedRecord struct {
 
 type store struct {
 	records, dataKeys *vault.Vault
+	locks             *locks
 }
 
 func name(g core.Generation) string {
@@ -107,8 +111,11 @@ func (s store) makeSigningKey(ctx context.Context, want core.SigningKey) (core.S
 	if err != nil {
 		return want, nil, err
 	}
-	err = s.records.Create(ctx, signingPrefix+string(want.ID), raw)
-	if err != nil && !errs.Is(err, errkind.Exists) {
+	sealed, err := s.records.Seal(ctx, signingPrefix+string(want.ID), raw)
+	if err != nil {
+		return want, nil, err
+	}
+	if err := s.records.Add(ctx, sealed); err != nil && !errs.Is(err, errkind.Exists) {
 		return want, nil, err
 	}
 	from, secret, err := s.signingKey(ctx, want.ID)
@@ -119,17 +126,19 @@ func (s store) dropSigningKey(ctx context.Context, id ids.KeyID) error {
 	return s.records.Destroy(ctx, signingPrefix+string(id))
 }
 
+// revoke puts a generation on the list. That needs no platform key, so that a
+// session can be deleted while its service is away.
 func (s store) revoke(ctx context.Context, g core.Generation, until time.Time) error {
 	raw, err := json.Marshal(revokedRecord{until.UTC()})
 	if err != nil {
 		return err
 	}
-	return s.records.Put(ctx, revokedPrefix+name(g), raw)
+	return s.records.Note(ctx, revokedPrefix+name(g), raw)
 }
 
 // revoked returns until when a generation is on the list; NotFound if it is not.
 func (s store) revoked(ctx context.Context, g core.Generation) (time.Time, error) {
-	raw, err := s.records.Get(ctx, revokedPrefix+name(g))
+	raw, err := s.records.ReadNote(ctx, revokedPrefix+name(g))
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -145,31 +154,100 @@ func (s store) dropRevocation(ctx context.Context, g core.Generation) error {
 }
 
 // dataKey returns the data key of a generation and makes it at the first
-// request. A revoke at the same moment wins: it writes the revocation before
-// it destroys the key, and here the revocation is read after the key is made.
-func (s store) dataKey(ctx context.Context, g core.Generation) ([]byte, error) {
-	fresh := make([]byte, dataKeyBytes)
-	_, _ = rand.Read(fresh) // never fails: crypto/rand ends the process instead
-	err := s.dataKeys.Create(ctx, name(g), fresh)
-	if err != nil && !errs.Is(err, errkind.Exists) {
-		return nil, err
-	}
-	switch _, err := s.revoked(ctx, g); {
-	case err == nil:
-		if err := s.dataKeys.Destroy(ctx, name(g)); err != nil {
+// request. over is asked again once a new key is stored: nil while scheduler
+// still says that the generation lives. What was destroyed is never made
+// again, by four rules of which each suffices while it lasts:
+//   - in this process, under the lock of the generation, the revocation is
+//     looked for before the key is made, and a revoke writes it before it
+//     destroys the key;
+//   - the mark of a destroyed key refuses a new one;
+//   - the revocation on the list refuses it;
+//   - scheduler, asked after the key was made, does not own the generation.
+func (s store) dataKey(ctx context.Context, g core.Generation, over func(context.Context) error) ([]byte, error) {
+	key, err := s.dataKeys.Get(ctx, name(g))
+	if errs.Is(err, errkind.NotFound) {
+		if err := s.makeDataKey(ctx, g, over); err != nil {
 			return nil, err
 		}
-		return nil, errs.E("data key", errkind.Superseded, name(g), "the session was deleted")
-	case !errs.Is(err, errkind.NotFound):
+		key, err = s.dataKeys.Get(ctx, name(g))
+	}
+	if err != nil {
 		return nil, err
 	}
-	key, err := s.dataKeys.Get(ctx, name(g))
-	if err == nil && len(key) != dataKeyBytes {
+	if len(key) != dataKeyBytes {
 		return nil, errs.E("data key", errkind.DataLoss, name(g), "it is malformed")
 	}
-	return key, err
+	// A revoke that was acknowledged while the key was read counts.
+	return key, s.alive(ctx, g)
+}
+
+func (s store) makeDataKey(ctx context.Context, g core.Generation, over func(context.Context) error) error {
+	if err := s.alive(ctx, g); err != nil {
+		return err
+	}
+	fresh := make([]byte, dataKeyBytes)
+	_, _ = rand.Read(fresh) // never fails: crypto/rand ends the process instead
+	defer clear(fresh)
+	sealed, err := s.dataKeys.Seal(ctx, name(g), fresh)
+	if err != nil {
+		return err
+	}
+	err = s.addDataKey(ctx, g, sealed)
+	if errs.Is(err, errkind.Exists) {
+		return nil // another request was first, or a mark is there and the next read finds nothing
+	}
+	if err != nil {
+		return err
+	}
+	err = over(ctx)
+	if errs.Is(err, errkind.Superseded) {
+		return errors.Join(err, s.destroyDataKey(ctx, g))
+	}
+	return err
+}
+
+// addDataKey stores a new key unless the generation was revoked.
+func (s store) addDataKey(ctx context.Context, g core.Generation, sealed vault.Sealed) error {
+	unlock := s.locks.lock(g)
+	defer unlock()
+	if err := s.alive(ctx, g); err != nil {
+		return err
+	}
+	return s.dataKeys.Add(ctx, sealed)
+}
+
+// alive is of kind Superseded if a generation is on the list of revocations.
+func (s store) alive(ctx context.Context, g core.Generation) error {
+	switch _, err := s.revoked(ctx, g); {
+	case err == nil:
+		return errs.E("data key", errkind.Superseded, name(g), "the session was deleted")
+	case !errs.Is(err, errkind.NotFound):
+		return err
+	}
+	return nil
+}
+
+// end makes a revocation durable and destroys the data key after it.
+func (s store) end(ctx context.Context, g core.Generation, until time.Time) error {
+	unlock := s.locks.lock(g)
+	defer unlock()
+	if err := s.revoke(ctx, g, until); err != nil {
+		return err
+	}
+	return s.destroyDataKey(ctx, g)
 }
 
 func (s store) destroyDataKey(ctx context.Context, g core.Generation) error {
 	return s.dataKeys.Destroy(ctx, name(g))
+}
+
+// locks are few, and generations share them.
+type locks [64]sync.Mutex
+
+func (l *locks) lock(g core.Generation) (unlock func()) {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name(g))) // never fails
+	m := &l[h.Sum32()%uint32(len(l))]
+	m.Lock()
+	return m.Unlock
 }

@@ -129,6 +129,12 @@ type Record struct {
 	Session Session
 	Host    ids.Host
 	Awake   bool // waking, active or sleeping: the states with compute
+	Deleted bool // or being deleted
+}
+
+// Ended reports whether a generation that once had an epoch has none to come.
+func (r Record) Ended(g Generation) bool {
+	return !r.Found || r.Session.Generation != g || r.Deleted
 }
 
 func (Tick) event()    {}
@@ -153,14 +159,12 @@ type Sign struct {
 	Claims grant.Claims
 }
 
-// StoreRevocation: make a revocation durable before anything else.
-type StoreRevocation struct {
+// EndGeneration: make a revocation durable, then overwrite and remove the
+// data key of the generation.
+type EndGeneration struct {
 	Generation Generation
 	Until      time.Time
 }
-
-// DestroyDataKey: overwrite and remove the data key of a generation.
-type DestroyDataKey struct{ Generation Generation }
 
 // DropRevocation: no grant of the generation can be alive any more.
 type DropRevocation struct{ Generation Generation }
@@ -178,14 +182,13 @@ type Audit struct {
 	Reason  string
 }
 
-func (MakeKey) command()         {}
-func (DropKey) command()         {}
-func (Sign) command()            {}
-func (StoreRevocation) command() {}
-func (DestroyDataKey) command()  {}
-func (DropRevocation) command()  {}
-func (GiveDataKey) command()     {}
-func (Audit) command()           {}
+func (MakeKey) command()        {}
+func (DropKey) command()        {}
+func (Sign) command()           {}
+func (EndGeneration) command()  {}
+func (DropRevocation) command() {}
+func (GiveDataKey) command()    {}
+func (Audit) command()          {}
 
 // Decide applies one event. With an error come only commands that record the
 // refusal, and the state is unchanged.
@@ -355,8 +358,7 @@ func revoke(s State, e Revoke, now time.Time) (State, []Command, error) {
 	}
 	s.Revoked[e.Generation] = until
 	return s, []Command{
-		StoreRevocation{e.Generation, until},
-		DestroyDataKey{e.Generation},
+		EndGeneration{e.Generation, until},
 		Audit{What: "revoked", Session: Session{Generation: e.Generation}, Reason: e.Reason},
 	}, nil
 }
@@ -374,7 +376,7 @@ func dataKey(s State, e DataKey) (State, []Command, error) {
 		return fail(errkind.NotFound, "scheduler knows no such session")
 	case r.Session != e.Session:
 		return fail(errkind.StaleEpoch, "this generation and epoch are not the session's current ones")
-	case r.Host != e.Host:
+	case e.Host == "" || r.Host != e.Host:
 		return fail(errkind.Denied, "the host does not own this epoch")
 	case !r.Awake:
 		return fail(errkind.StaleEpoch, "the session is not awake in this epoch")

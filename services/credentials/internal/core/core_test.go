@@ -93,7 +93,7 @@ func step(t *testing.T, s *State, line string) string {
 		r := w.session(t)
 		asked := words{"gen": w.or("ask-gen", r.Generation.Generation.String()), "epoch": w.or("ask-epoch", r.Epoch.String())}.session(t)
 		ev = DataKey{Host: ids.Host(w.or("host", "h1")), Session: asked,
-			Record: Record{Found: w["record"] != "none", Session: r, Host: "h1", Awake: w["state"] != "asleep"}}
+			Record: Record{Found: w["record"] != "none", Session: r, Host: ids.Host(w.or("owner", "h1")), Awake: w["state"] != "asleep"}}
 	default:
 		t.Fatalf("unknown step %q", line)
 	}
@@ -111,8 +111,8 @@ func render(cmds []Command, err error) string {
 		case Sign:
 			fmt.Fprintf(&b, "sign with %s: %s for %s gen=%s epoch=%s host=%s auth=%s exp=%s\n", c.Key, c.Claims.ID, c.Claims.Principal.Subject,
 				c.Claims.Generation, c.Claims.Epoch, c.Claims.Host, since(time.Unix(c.Claims.AuthTime, 0)), since(c.Claims.ExpiresAt()))
-		case StoreRevocation:
-			fmt.Fprintf(&b, "store revocation gen=%s until=%s\n", c.Generation.Generation, since(c.Until))
+		case EndGeneration:
+			fmt.Fprintf(&b, "end gen=%s, on the list until=%s\n", c.Generation.Generation, since(c.Until))
 		case Audit:
 			fmt.Fprintf(&b, "audit %s %s grant=%s %s\n", c.What, c.Actor.Subject, c.GrantID, c.Reason)
 		default:

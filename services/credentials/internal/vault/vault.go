@@ -1,9 +1,10 @@
-// Package vault keeps secrets in key-value buckets, each record encrypted by
-// itself with a platform key that is in no bucket (AES-256-GCM, a random
-// nonce each, bound to bucket and key). It guarantees that a record which was
-// changed, or moved to another key, is refused as data loss, and that records
-// of older versions of the platform key stay readable while those versions
-// are in the key file.
+// Package vault keeps secrets in key-value buckets. Each record is encrypted
+// with a key of its own (AES-256-GCM, bound to bucket and name) that the
+// platform key wraps; the platform key is in no bucket. It guarantees that a
+// record which was changed, or moved to another name, is refused as data loss;
+// that nothing is written unless it could be read back; that a record which
+// was destroyed is not made again while its mark is there; and that records
+// of format 1, encrypted with the key file directly, stay readable.
 package vault
 
 import (
@@ -11,93 +12,166 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"encoding/binary"
+	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
-	"github.com/berth-dev/berth/internal/keyfile"
 	"github.com/berth-dev/berth/schemas/errkind"
-)
-
-const (
-	format     = 1
-	headBytes  = 1 + 4 // format, version of the platform key
-	aadPrefix  = "berth/v1/record/"
-	maxRecords = 16 << 10
+	"github.com/berth-dev/berth/services/credentials/internal/platform"
 )
 
 // Vault is one bucket of encrypted records.
 type Vault struct {
-	bucket *bus.Bucket
-	name   string
-	newest uint32
-	aeads  map[uint32]cipher.AEAD
+	bucket   *bus.Bucket
+	name     string
+	platform *platform.Key
+	old      map[uint32]cipher.AEAD // by version of the key file: format 1
 }
 
-// Open opens a bucket with the versions of the platform key.
-func Open(ctx context.Context, conn *bus.Conn, name string, keys keyfile.Keys) (*Vault, error) {
-	v := &Vault{name: name, newest: keys.Newest().Version, aeads: map[uint32]cipher.AEAD{}}
-	for _, k := range keys {
-		block, err := aes.NewCipher(k.Secret)
+// Open opens a bucket; the platform key stays the caller's.
+func Open(ctx context.Context, conn *bus.Conn, name string, key *platform.Key) (*Vault, error) {
+	v := &Vault{name: name, platform: key, old: map[uint32]cipher.AEAD{}}
+	for _, k := range key.FileKeys() {
+		aead, err := newAEAD(k.Secret)
 		if err != nil {
-			return nil, errs.E("read platform key", errkind.DataLoss, "", err)
+			return nil, err
 		}
-		if v.aeads[k.Version], err = cipher.NewGCMWithRandomNonce(block); err != nil {
-			return nil, errs.E("read platform key", errkind.Internal, "", err)
-		}
+		v.old[k.Version] = aead
 	}
 	var err error
 	v.bucket, err = conn.OpenBucket(ctx, name)
 	return v, err
 }
 
-func (v *Vault) seal(key string, plain []byte) []byte {
-	out := binary.BigEndian.AppendUint32([]byte{format}, v.newest)
-	return v.aeads[v.newest].Seal(out, nil, plain, []byte(aadPrefix+v.name+"/"+key))
+func newAEAD(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, errs.E("read record key", errkind.DataLoss, "", err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		return nil, errs.E("read record key", errkind.Internal, "", err)
+	}
+	return aead, nil
 }
 
-func (v *Vault) open(key string, record []byte) ([]byte, error) {
-	const op = "read encrypted record"
-	if len(record) < headBytes || len(record) > maxRecords || record[0] != format {
-		return nil, errs.E(op, errkind.DataLoss, v.name+"/"+key, "it has no known format")
-	}
-	version := binary.BigEndian.Uint32(record[1:headBytes])
-	aead := v.aeads[version]
-	if aead == nil {
-		return nil, errs.Errorf(op, errkind.DataLoss, "%s/%s was encrypted with version %d of the platform key, which is not in the key file", v.name, key, version)
-	}
-	plain, err := aead.Open(nil, nil, record[headBytes:], []byte(aadPrefix+v.name+"/"+key))
+// Get reads a secret. The kind is NotFound if there is none, DataLoss if its
+// record is not what was written, Unavailable if the platform key is away.
+func (v *Vault) Get(ctx context.Context, key string) ([]byte, error) {
+	raw, _, err := v.bucket.Get(ctx, key)
 	if err != nil {
-		return nil, errs.E(op, errkind.DataLoss, v.name+"/"+key, "it was changed, or encrypted with another platform key")
+		return nil, err
+	}
+	return v.open(ctx, key, raw)
+}
+
+func (v *Vault) open(ctx context.Context, key string, raw []byte) ([]byte, error) {
+	const op = "read encrypted record"
+	id := v.name + "/" + key
+	if len(raw) > 0 && raw[0] == formatDirect {
+		return v.openDirect(key, raw)
+	}
+	rec, err := decode(raw)
+	if err != nil {
+		return nil, errs.E(op, errkind.DataLoss, id, err)
+	}
+	k, err := v.platform.Unwrap(ctx, rec.by, rec.wrapped)
+	if err != nil {
+		return nil, errs.Wrap(op, id, err)
+	}
+	defer clear(k)
+	aead, err := newAEAD(k)
+	if err != nil {
+		return nil, errs.Wrap(op, id, err)
+	}
+	plain, err := aead.Open(nil, nil, rec.body, v.bound(rec.by, key))
+	if err != nil {
+		return nil, errs.E(op, errkind.DataLoss, id, errChanged)
 	}
 	return plain, nil
 }
 
-// Get reads a record; a missing one is of kind NotFound.
-func (v *Vault) Get(ctx context.Context, key string) ([]byte, error) {
-	record, _, err := v.bucket.Get(ctx, key)
+// openDirect opens a record of format 1.
+func (v *Vault) openDirect(key string, raw []byte) ([]byte, error) {
+	const op = "read encrypted record"
+	if len(raw) < directHead || len(raw) > maxRecord {
+		return nil, errs.E(op, errkind.DataLoss, v.name+"/"+key, errFormat)
+	}
+	version := binary.BigEndian.Uint32(raw[1:directHead])
+	aead := v.old[version]
+	if aead == nil {
+		return nil, errs.Errorf(op, errkind.DataLoss, "%s/%s was encrypted with version %d of the platform key, which is in no key file", v.name, key, version)
+	}
+	plain, err := aead.Open(nil, nil, raw[directHead:], []byte(directAAD+v.name+"/"+key))
+	if err != nil {
+		return nil, errs.E(op, errkind.DataLoss, v.name+"/"+key, errChanged)
+	}
+	return plain, nil
+}
+
+// bound is what a record is bound to. A name holds no slash.
+func (v *Vault) bound(by platform.By, key string) []byte {
+	return []byte(recordAAD + string(rune(by)) + "/" + v.name + "/" + key)
+}
+
+// Sealed is an encrypted record that is not stored yet.
+type Sealed struct {
+	key string
+	raw []byte
+}
+
+// Seal encrypts a secret for a name. All that may take long, which is the
+// platform key's part, is here and not in Add.
+func (v *Vault) Seal(ctx context.Context, key string, plain []byte) (Sealed, error) {
+	const op = "encrypt record"
+	k, wrapped, err := v.platform.Wrapped(ctx)
+	if err != nil {
+		return Sealed{}, errs.Wrap(op, v.name+"/"+key, err)
+	}
+	defer clear(k)
+	aead, err := newAEAD(k)
+	if err != nil {
+		return Sealed{}, errs.Wrap(op, v.name+"/"+key, err)
+	}
+	by := v.platform.By()
+	return Sealed{key, record{by, wrapped, aead.Seal(nil, nil, plain, v.bound(by, key))}.encode()}, nil
+}
+
+// Add stores a record under a name that was never used: not one that exists,
+// and not one that was destroyed and whose mark is still there. Else the kind
+// is Exists.
+func (v *Vault) Add(ctx context.Context, s Sealed) error {
+	_, err := v.bucket.Update(ctx, s.key, s.raw, 0)
+	if errs.Is(err, errkind.Conflict) {
+		return errs.E("add record", errkind.Exists, v.name+"/"+s.key, err)
+	}
+	return err
+}
+
+// Note stores what is no secret, whatever was there. It needs no platform key.
+func (v *Vault) Note(ctx context.Context, key string, text []byte) error {
+	_, err := v.bucket.Put(ctx, key, append([]byte{formatNote}, text...))
+	return err
+}
+
+// ReadNote reads what Note stored, or a record in which it was encrypted
+// before there were notes. Get refuses a note: none can stand in for a secret.
+func (v *Vault) ReadNote(ctx context.Context, key string) ([]byte, error) {
+	raw, _, err := v.bucket.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	return v.open(key, record)
+	if len(raw) > 0 && raw[0] == formatNote {
+		return raw[1:], nil
+	}
+	return v.open(ctx, key, raw)
 }
 
-// Put writes a record whatever was there.
-func (v *Vault) Put(ctx context.Context, key string, plain []byte) error {
-	_, err := v.bucket.Put(ctx, key, v.seal(key, plain))
-	return err
-}
-
-// Create writes a record that must not exist; else the kind is Exists.
-func (v *Vault) Create(ctx context.Context, key string, plain []byte) error {
-	_, err := v.bucket.Create(ctx, key, v.seal(key, plain))
-	return err
-}
-
-// Destroy overwrites a record in the file and removes it. One that does not
-// exist is no error.
+// Destroy overwrites a record in the file and removes it; a mark stays until
+// Compact. One that does not exist is no error. It needs no platform key.
 func (v *Vault) Destroy(ctx context.Context, key string) error {
 	return v.bucket.SecureDelete(ctx, key)
 }
@@ -105,11 +179,11 @@ func (v *Vault) Destroy(ctx context.Context, key string) error {
 // Keys lists the records.
 func (v *Vault) Keys(ctx context.Context) ([]string, error) { return v.bucket.Keys(ctx) }
 
-// Compact removes the marks that destroyed records leave behind, once they
-// are an hour old, so that a bucket does not fill up with them.
-func (v *Vault) Compact(ctx context.Context) error {
-	err := v.bucket.KV().PurgeDeletes(ctx, jetstream.DeleteMarkersOlderThan(time.Hour))
-	if err != nil {
+// Compact removes the marks of records that were destroyed longer than age
+// ago, so that a bucket does not fill up with them.
+func (v *Vault) Compact(ctx context.Context, age time.Duration) error {
+	err := v.bucket.KV().PurgeDeletes(ctx, jetstream.DeleteMarkersOlderThan(age))
+	if err != nil && !errors.Is(err, jetstream.ErrNoKeysFound) {
 		return errs.E("compact bucket", errkind.Unavailable, v.name, err)
 	}
 	return nil
