@@ -36,6 +36,7 @@ type box struct {
 // fakeHost is a host in memory on the real subjects. It keeps the contract:
 // exact epochs, manifests committed before a sleep is acknowledged.
 type fakeHost struct {
+	id   ids.Host
 	conn *bus.Conn
 	boot string
 
@@ -47,10 +48,17 @@ type fakeHost struct {
 	fail     map[string]error
 	reached  chan string
 	manifest int
+	// The last wake that was asked for; deaf: it does not do what it is not used to.
+	asked *hostv1.WakeRequest
+	deaf  bool
 }
 
 func newFakeHost(t testing.TB, w *world, boot string) *fakeHost {
-	h := &fakeHost{conn: w.host, boot: boot, boxes: map[string]*box{}, gate: map[string]chan struct{}{}, fail: map[string]error{}, reached: make(chan string, 64)}
+	return newFakeHostOn(t, w, testHost, w.host, boot)
+}
+
+func newFakeHostOn(t testing.TB, _ *world, id ids.Host, conn *bus.Conn, boot string) *fakeHost {
+	h := &fakeHost{id: id, conn: conn, boot: boot, boxes: map[string]*box{}, gate: map[string]chan struct{}{}, fail: map[string]error{}, reached: make(chan string, 64)}
 	svc, err := h.conn.Serve(bustest.Context(t), bus.ServiceConfig{Name: "host"})
 	if err != nil {
 		t.Fatal(err)
@@ -93,17 +101,25 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.wakes++
+	h.asked = r
+	if r.GetRestore() != "" && !h.deaf {
+		return h.bringBack(ctx, r)
+	}
 	g, e := key(r.GetSession())
 	b := h.boxes[r.GetSession().GetSession()]
 	origin := corev1.Origin_ORIGIN_RESUMED
 	switch {
 	case b == nil || b.generation != g:
-		if !r.GetFresh() {
+		switch {
+		case r.GetFresh():
+			origin = corev1.Origin_ORIGIN_CREATED
+		case r.GetManifest() == "":
 			return nil, errs.E("fake wake", errkind.DataLoss, "", "no disk of it here")
+		case r.GetUnsaved():
+			origin = corev1.Origin_ORIGIN_RESTORED
 		}
 		b = &box{generation: g}
 		h.boxes[r.GetSession().GetSession()] = b
-		origin = corev1.Origin_ORIGIN_CREATED
 	case b.running == e: // the same wake again, or the recall of a sleep
 		b.recalled = b.asked == e
 		origin = b.origin
@@ -116,6 +132,28 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
 }
 
+// bringBack makes an earlier snapshot the head before the session is awake. mu is held.
+func (h *fakeHost) bringBack(ctx context.Context, r *hostv1.WakeRequest) (*hostv1.WakeReply, error) {
+	g, e := key(r.GetSession())
+	m := h.newManifest(r.GetManifest())
+	m.RestoredFrom = r.GetRestore()
+	if _, err := bus.Invoke[*schedulerv1.CommitManifestReply](ctx, h.conn, "scheduler", "commit_manifest",
+		&schedulerv1.CommitManifestRequest{Session: r.GetSession(), Manifest: m}); err != nil {
+		return nil, err
+	}
+	h.boxes[r.GetSession().GetSession()] = &box{generation: g, epoch: e, running: e, disk: true, origin: corev1.Origin_ORIGIN_RESTORED}
+	return &hostv1.WakeReply{Origin: corev1.Origin_ORIGIN_RESTORED, RestoredAsOf: timestamppb.New(time.Unix(1000, 0))}, nil
+}
+
+func (h *fakeHost) newManifest(parent string) *corev1.Manifest {
+	h.manifest++
+	id := fmt.Sprint("m", h.manifest)
+	if h.id != testHost {
+		id += "-" + h.id.String()
+	}
+	return &corev1.Manifest{Id: id, Parent: parent, ImageDigest: "sha256:abc", Host: h.id.String()}
+}
+
 func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequest) (*hostv1.SleepReply, error) {
 	h.mu.Lock()
 	if b := h.boxes[r.GetSession().GetSession()]; b != nil {
@@ -123,6 +161,11 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	}
 	h.mu.Unlock()
 	if err := h.pass(ctx, "sleep"); err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if b := h.boxes[r.GetSession().GetSession()]; b != nil && errs.Is(err, errkind.Unsaved) {
+			b.running = ""
+		}
 		return nil, err
 	}
 	h.mu.Lock()
@@ -140,8 +183,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 		h.mu.Unlock()
 		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.Now()}, nil
 	}
-	h.manifest++
-	m := &corev1.Manifest{Id: fmt.Sprint("m", h.manifest), Parent: r.GetParent(), ImageDigest: "sha256:abc", Host: testHost.String()}
+	m := h.newManifest(r.GetParent())
 	h.mu.Unlock()
 	if _, err := bus.Invoke[*schedulerv1.CommitManifestReply](ctx, h.conn, "scheduler", "commit_manifest",
 		&schedulerv1.CommitManifestRequest{Session: r.GetSession(), Manifest: m}); err != nil {
@@ -208,7 +250,7 @@ func (h *fakeHost) keepLease(t testing.TB) {
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			_, _ = bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: testHost.String(), Boot: h.boot})
+			_, _ = bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: h.id.String(), Boot: h.boot})
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):
@@ -237,7 +279,7 @@ func (h *fakeHost) await(t testing.TB, method string) {
 func (h *fakeHost) join(t testing.TB) *schedulerv1.JoinReply {
 	t.Helper()
 	r, err := bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
-		Host: testHost.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL},
+		Host: h.id.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL},
 		Capacity: &corev1.Limits{CpuMillis: 2_000_000, MemoryBytes: 1 << 40}})
 	if err != nil {
 		t.Fatalf("join: %v", err)

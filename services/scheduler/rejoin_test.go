@@ -49,7 +49,7 @@ func TestRejoinedHostIsAskedAgain(t *testing.T) {
 			t.Errorf("%s: %s after the join", step.method, took)
 		}
 	}
-	w.events(1, "admitted placed active asleep deleted")
+	w.events(1, "admitted placed active asleep deleted erased")
 }
 
 // A host that nobody serves at the moment is waited for while its lease runs: a

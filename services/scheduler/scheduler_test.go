@@ -63,7 +63,7 @@ func TestOpenSleepResumeDelete(t *testing.T) {
 	if r.GetOrigin() != corev1.Origin_ORIGIN_CREATED || generationOf(r.GetSession().GetGeneration()) == generationOf(again.GetSession().GetGeneration()) {
 		t.Errorf("a new generation: %v", r)
 	}
-	w.events(1, "admitted placed active renewed asleep admitted placed active deleted admitted placed active")
+	w.events(1, "admitted placed active renewed asleep admitted placed active deleted erased admitted placed active")
 }
 
 // events checks the kinds on the stream, in order, and that revisions grow.
@@ -164,7 +164,7 @@ func TestStuckStates(t *testing.T) {
 	if d := must[deleteReplyT](t)(w.delete(1, "r3")); d.GetState() != corev1.State_STATE_DELETED {
 		t.Errorf("replayed delete: %v", d)
 	}
-	w.events(1, "admitted placed active asleep deleted")
+	w.events(1, "admitted placed active asleep deleted erased")
 }
 
 // TestReplayedOpenNamesTheSessionAsItIs: the stored outcome of an open comes
