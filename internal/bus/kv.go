@@ -118,6 +118,13 @@ func (c *Conn) deleteMsg(ctx context.Context, stream string, seq uint64, erase b
 	return c.api(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": !erase}, nil)
 }
 
+// API calls a method of JetStream's API ("STREAM.INFO.X") and decodes its
+// answer into resp, if that is not nil. A refusal by the server is Denied at
+// once, not a time-out.
+func (c *Conn) API(ctx context.Context, method string, req, resp any) error {
+	return c.api(ctx, method, req, resp)
+}
+
 // api calls JetStream's API where nats.go would ask for more permissions than
 // a service has.
 func (c *Conn) api(ctx context.Context, method string, req, resp any) error {
