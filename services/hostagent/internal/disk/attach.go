@@ -37,7 +37,15 @@ func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 		return Attachment{}, err
 	}
 	created := rec.State == Blank && w.LastActive.IsZero()
-	if err := s.admit(rec, exists); err != nil {
+	if err := s.lose(w.Key); err != nil { // of a seal that was given up
+		return Attachment{}, errs.E(op, kindOf(err), w.Key.String(), err)
+	}
+	if rec.Pending.ID != "" && rec.Pending.ID == w.Head {
+		if rec, err = s.takeOver(rec); err != nil {
+			return Attachment{}, errs.E(op, kindOf(err), w.Key.String(), err)
+		}
+	}
+	if err := s.admitWake(&w, rec); err != nil {
 		return Attachment{}, err
 	}
 	next := rec.attachedFor(w)
@@ -46,7 +54,42 @@ func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 		s.release(w.Key)
 		return Attachment{}, errs.E(op, kindOf(err), w.Key.String(), err)
 	}
+	if err := s.attached(next); err != nil {
+		return Attachment{}, errors.Join(errs.E(op, kindOf(err), w.Key.String(), err), s.detach(op, w.Key))
+	}
 	return Attachment{Record: next, Root: s.mountPoint(w.Key), Created: created, Steps: times}, nil
+}
+
+// admitWake promises the disk's space, of the larger size if there is enough: a session wakes also
+// where its disk cannot grow.
+func (s *Store) admitWake(w *Want, rec Record) error {
+	const op = "attach disk"
+	if w.Size > rec.Size {
+		err := s.admit(op, w.Key, w.Size, s.image(w.Key))
+		if err == nil || !errs.Is(err, errkind.NoCapacity) {
+			return err
+		}
+		s.log.Warn("no space to grow a disk; it keeps its size", "session", w.Session, "size", rec.Size, "wanted", w.Size)
+		w.Size = rec.Size
+	}
+	return s.admit(op, w.Key, rec.Size, s.image(w.Key))
+}
+
+// attached tidies up behind a mount, and notes how much was written if nothing is unsaved.
+func (s *Store) attached(rec Record) error {
+	k := rec.Key()
+	if err := s.tidyFolder(rec); err != nil {
+		return err
+	}
+	if rec.State == Dirty {
+		return nil
+	}
+	if err := syncMount(s.mountPoint(k)); err != nil {
+		return err
+	}
+	n, ok := s.writtenTo(k)
+	s.remember(k, n, ok)
+	return nil
 }
 
 // again answers a repeated Attach.
@@ -79,7 +122,7 @@ func (s *Store) attachTable(old, next Record, exists, created bool) steps.Table 
 	}
 	mount := steps.Step{
 		Name: "disk.mount",
-		Do:   func(context.Context) error { return s.mount(k, created) },
+		Do:   func(ctx context.Context) error { return s.mount(ctx, next, created) },
 		Undo: func(context.Context) error { return s.unmount(k) },
 	}
 	return append(t, []steps.Step{record}, []steps.Step{mount})
@@ -108,9 +151,10 @@ func (s *Store) unclaim(k Key) error {
 	return syncDir(filepath.Join(s.dir, "sessions"))
 }
 
-// mount attaches and mounts the image and sees to its two folders. Only a disk that holds nothing
-// of the session yet may lack them.
-func (s *Store) mount(k Key, created bool) error {
+// mount attaches and mounts the image and sees to its size and its two folders. Only a disk that holds
+// nothing of the session yet may lack them.
+func (s *Store) mount(ctx context.Context, rec Record, created bool) error {
+	k := rec.Key()
 	point := s.mountPoint(k)
 	mounted, err := mounts.IsMount(point)
 	if err != nil {
@@ -119,6 +163,21 @@ func (s *Store) mount(k Key, created bool) error {
 	if mounted {
 		return folders(point, created)
 	}
+	if err := s.stretch(k, rec.Size); err != nil {
+		return err
+	}
+	if err := s.bind(k); err != nil {
+		return err
+	}
+	if err := s.fit(ctx, k, rec.Size); err != nil {
+		return err
+	}
+	return folders(point, created)
+}
+
+// bind attaches the image to a loop device and mounts that.
+func (s *Store) bind(k Key) error {
+	point := s.mountPoint(k)
 	if err := loopdev.WaitFree(s.image(k), loopGrace); err != nil {
 		return err
 	}
@@ -139,10 +198,13 @@ func (s *Store) mount(k Key, created bool) error {
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", dev.Name(), err)
 	}
-	if err := s.at("mount.mounted"); err != nil {
-		return err
+	s.mu.Lock()
+	if m, ok := s.active[k]; ok {
+		m.device = dev.Name()
+		s.active[k] = m
 	}
-	return folders(point, created)
+	s.mu.Unlock()
+	return s.at("mount.mounted")
 }
 
 func folders(point string, create bool) error {
@@ -213,6 +275,9 @@ func (s *Store) Detach(_ context.Context, k Key) error {
 }
 
 func (s *Store) detach(op string, k Key) error {
+	if err := s.thaw(k); err != nil {
+		return errs.E(op, kindOf(err), k.String(), err)
+	}
 	if err := s.unmount(k); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)
 	}
@@ -232,25 +297,21 @@ func (s *Store) MarkVMWritten(k Key) error {
 	return errs.Wrap(op, k.String(), s.save(rec))
 }
 
-// Delete removes the disk and returns its space. Idempotent; Busy while something uses it.
+// Delete removes the disk with all its clones and returns its space; shots and a view of it are lost. Idempotent; Busy while something uses it.
 func (s *Store) Delete(_ context.Context, k Key) error {
 	const op = "delete disk"
 	defer s.lock(k)()
 	if err := s.detach(op, k); err != nil {
 		return err
 	}
-	// The record goes first: an image without one is never handed out.
-	err := os.Remove(filepath.Join(s.folder(k), recordName))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.lose(k); err != nil {
 		return errs.E(op, errkind.Internal, k.String(), err)
 	}
-	if err := s.at("delete.record"); err != nil {
-		return errs.E(op, errkind.Internal, k.String(), err)
+	s.loseView(k)
+	if err := s.removeView(k.String(), unix.MNT_DETACH); err != nil {
+		return errs.E(op, kindOf(err), k.String(), err)
 	}
-	if err := s.unclaim(k); err != nil {
-		return errs.E(op, errkind.Internal, k.String(), err)
-	}
-	return nil
+	return s.erase(op, k)
 }
 
 func (s *Store) attachedRecord(op string, k Key, epoch ids.Epoch) (Record, error) {

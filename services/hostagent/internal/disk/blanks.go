@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/internal/extents"
 )
 
 // Blanks says which formatted images are kept ready, so that formatting is off the path of a wake.
@@ -175,7 +177,7 @@ func (b *blanks) one(ctx context.Context, size uint64) error {
 	if err := os.MkdirAll(b.folder(size), 0o700); err != nil {
 		return err
 	}
-	sp, err := b.store.Space()
+	sp, err := b.store.account()
 	if err != nil {
 		return err
 	}
@@ -194,7 +196,7 @@ func (b *blanks) one(ctx context.Context, size uint64) error {
 func (b *blanks) make(ctx context.Context, size uint64, path string) error {
 	if err := b.clone(ctx, size, path); err == nil {
 		return nil
-	} else if !notSupported(err) {
+	} else if !errors.Is(err, extents.ErrNotSupported) {
 		return err
 	}
 	if err := b.mkfs(ctx, path, size); err != nil {
@@ -206,16 +208,20 @@ func (b *blanks) make(ctx context.Context, size uint64, path string) error {
 // clone shares the extents of a template. Its file system UUID is shared as well, which is why
 // images are never found by UUID.
 func (b *blanks) clone(ctx context.Context, size uint64, path string) error {
-	template := filepath.Join(b.folder(size), "template")
-	if err := canClone(b.store.dir); err != nil {
-		return err
+	if !b.store.reflink {
+		return extents.ErrNotSupported
 	}
+	template := b.store.template(size)
 	if err := os.MkdirAll(b.folder(size), 0o700); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(template); errors.Is(err, fs.ErrNotExist) {
-		tmp := template + rand.Text() + ".making"
-		if err := b.mkfs(ctx, tmp, size); err != nil {
+		tmp := template + rand.Text() + making
+		err := b.mkfs(ctx, tmp, size)
+		if err == nil {
+			err = syncFile(tmp)
+		}
+		if err != nil {
 			_ = os.Remove(tmp)
 			return err
 		}
@@ -223,46 +229,25 @@ func (b *blanks) clone(ctx context.Context, size uint64, path string) error {
 			return err
 		}
 	}
-	return ficlone(template, path)
-}
-
-func notSupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) ||
-		errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL)
-}
-
-// canClone tries FICLONE on two small files.
-func canClone(dir string) error {
-	src := filepath.Join(dir, "blanks", ".clone-"+rand.Text())
-	defer func() { _ = os.Remove(src); _ = os.Remove(src + ".to") }()
-	if err := os.WriteFile(src, make([]byte, SizeUnit), 0o600); err != nil {
-		return err
-	}
-	return ficlone(src, src+".to")
-}
-
-func ficlone(from, to string) error {
-	src, err := os.Open(from)
+	src, err := os.Open(template)
 	if err != nil {
-		return err
+		return fmt.Errorf("open template: %w", err)
 	}
 	defer func() { _ = src.Close() }()
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
+	dst, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	err = unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
-	if err == nil {
+	if err = extents.Clone(dst, src); err == nil {
 		err = dst.Sync()
 	}
 	if cerr := dst.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		_ = os.Remove(to)
-		return fmt.Errorf("clone image: %w", err)
+		_ = os.Remove(path)
 	}
-	return nil
+	return err
 }
 
 func mkfs(ctx context.Context, path string, size uint64) error {

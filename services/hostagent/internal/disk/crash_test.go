@@ -136,36 +136,6 @@ func TestACrashAtAnyStepOfAKnownDiskKeepsTheFiles(t *testing.T) {
 	}
 }
 
-func TestACrashBetweenManifestAndMarkKeepsTheDisk(t *testing.T) {
-	needRoot(t)
-	ctx := context.Background()
-	s := openTest(t, t.TempDir(), nil)
-	a := attach(t, s, fresh(1, 1))
-	if err := s.Activate(key(1), ep(1)); err != nil {
-		t.Fatal(err)
-	}
-	put(t, a, "f", "mine")
-	m, err := s.Seal(ctx, key(1), ep(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.fault = faultAt("record.written", false)
-	if err := s.Commit(m); !errors.Is(err, errCrash) {
-		t.Fatalf("got %v", err)
-	}
-	s.fault = nil
-	// The scheduler may or may not have the manifest: both heads wake the same files.
-	for i, head := range []string{"", m.ID} {
-		b := attach(t, s, Want{Key: key(1), Epoch: ep(uint64(2 + i)), Head: head, LastActive: ep(1)})
-		if get(t, b, "f") != "mine" {
-			t.Error("the file is gone")
-		}
-		if err := s.Detach(ctx, key(1)); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 func TestSealIsBusyWhileSomethingUsesTheDisk(t *testing.T) {
 	needRoot(t)
 	s := openTest(t, t.TempDir(), nil)

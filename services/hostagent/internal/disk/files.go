@@ -17,19 +17,7 @@ func writeRecord(path string, v any, at func(step string) error) error {
 		return fmt.Errorf("encode record: %w", err)
 	}
 	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("write record: %w", err)
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
+	if err := writeWhole(tmp, append(b, '\n')); err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
 	if err := at("record.written"); err != nil {
@@ -39,6 +27,25 @@ func writeRecord(path string, v any, at func(step string) error) error {
 		return fmt.Errorf("replace record: %w", err)
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// writeWhole writes a file and brings it to stable storage; after an error there is none.
+func writeWhole(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		_ = os.Remove(path)
+	}
+	return err
 }
 
 func syncDir(dir string) error {

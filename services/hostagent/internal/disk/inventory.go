@@ -1,14 +1,11 @@
 package disk
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -31,6 +28,14 @@ type Disk struct {
 	Allocated uint64
 	Mounted   bool
 	Device    string // loop device, empty if none
+	// Clones is what the disk's clones hold alone, and HasBase says that the next snapshot reads only
+	// what changed.
+	Clones  uint64
+	HasBase bool
+	// Evictable says that the image can go: a store has it.
+	Evictable bool
+	// Frozen says that its writers are stopped until the pool has room.
+	Frozen bool
 	// Broken says why the disk cannot be used, empty if it can.
 	Broken string
 }
@@ -66,13 +71,22 @@ func (s *Store) inventory() (Inventory, error) {
 		d.Device, d.Mounted = device[s.image(d.ID)], mounted[s.mountPoint(d.ID)]
 		delete(device, s.image(d.ID))
 		delete(mounted, s.mountPoint(d.ID))
+		if d.Broken == "" {
+			s.addClones(&d)
+			inv.Strays = append(inv.Strays, s.leftovers(d.Record)...)
+		}
 		inv.Disks = append(inv.Disks, d)
 	}
+	views, err := s.strayViews()
+	if err != nil {
+		return inv, err
+	}
+	inv.Strays = append(inv.Strays, views...)
 	for m := range mounted {
 		inv.Strays = append(inv.Strays, m)
 	}
 	for back, dev := range device {
-		if !strings.HasPrefix(back, filepath.Join(s.dir, "blanks")) {
+		if !strings.HasPrefix(back, filepath.Join(s.dir, "blanks")+"/") && !strings.HasPrefix(back, filepath.Join(s.dir, "views")+"/") {
 			inv.Strays = append(inv.Strays, dev)
 		}
 	}
@@ -113,80 +127,41 @@ func (s *Store) countBlanks(inv *Inventory) error {
 	return nil
 }
 
-// Swept says what a sweep removed.
-type Swept struct {
-	Detached []Key
-	Deleted  []Key
-	Strays   []string
-}
-
-// Verdict of a sweep over one disk.
-type Verdict int
-
-const (
-	// Keep the disk as it is.
-	Keep Verdict = iota
-	// KeepDetached keeps the image, without compute: it is unmounted.
-	KeepDetached
-	// Remove the disk for ever: its generation was deleted.
-	Remove
-)
-
-// Sweep brings the host to what is owned. The caller must have a positive, fresh and complete
-// answer of who owns what; a disk of which it knows nothing is to be kept detached, not removed.
-// Strays hold nothing of a session and always go.
-func (s *Store) Sweep(ctx context.Context, judge func(Disk) Verdict) (Swept, error) {
-	var out Swept
-	inv, err := s.List()
-	if err != nil {
-		return out, err
-	}
-	var failed []error
-	for _, d := range inv.Disks {
-		switch v := judge(d); {
-		case v == Remove:
-			if err := s.Delete(ctx, d.ID); err != nil {
-				failed = append(failed, err)
-				continue
-			}
-			out.Deleted = append(out.Deleted, d.ID)
-		case v == KeepDetached && (d.Mounted || d.Device != ""):
-			if err := s.Detach(ctx, d.ID); err != nil {
-				failed = append(failed, err)
-				continue
-			}
-			out.Detached = append(out.Detached, d.ID)
+// addClones says what is there besides the image.
+func (s *Store) addClones(d *Disk) {
+	for _, name := range []string{baseImageName, shotImageName} {
+		if n, err := alone(s.file(d.ID, name)); err == nil {
+			d.Clones += n
 		}
 	}
-	for _, stray := range inv.Strays {
-		if err := s.removeStray(stray); err != nil {
-			failed = append(failed, err)
+	if base, _ := s.openBase(d.Record); base != nil {
+		d.HasBase = true
+		_ = base.Close()
+	}
+	s.mu.Lock()
+	_, active := s.active[d.ID]
+	d.Frozen = s.frozen[d.ID] != nil
+	s.mu.Unlock()
+	d.Evictable = !active && !d.Mounted && s.evictableRecord(d.Record)
+}
+
+// strayViews lists the views that no View of this process stands for.
+func (s *Store) strayViews() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "views"))
+	if err != nil {
+		return nil, fmt.Errorf("list views: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for _, e := range entries {
+		name, _, _ := strings.Cut(e.Name(), viewSuffix)
+		if k, err := parseKey(name); err == nil && s.views[k] != nil {
 			continue
 		}
-		out.Strays = append(out.Strays, stray)
-	}
-	return out, errors.Join(failed...)
-}
-
-// removeStray removes what belongs to no record, unless an Attach of this process just made it.
-func (s *Store) removeStray(path string) error {
-	if k, err := parseKey(filepath.Base(path)); err == nil {
-		defer s.lock(k)()
-		if _, err := s.load(k); err == nil || s.isActive(k) {
-			return nil
+		if path := s.viewPoint(name); !slices.Contains(out, path) {
+			out = append(out, path)
 		}
 	}
-	const op = "remove stray"
-	switch {
-	case strings.HasPrefix(path, "/dev/"):
-		return errs.Wrap(op, path, loopdev.Free(path))
-	case strings.HasPrefix(path, filepath.Join(s.dir, "mnt")+"/"):
-		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
-			return errs.E(op, kindOf(err), path, err)
-		}
-		return errs.Wrap(op, path, os.Remove(path))
-	case strings.HasPrefix(path, filepath.Join(s.dir, "sessions")+"/"):
-		return errs.Wrap(op, path, os.RemoveAll(path))
-	}
-	return errs.E(op, errkind.Internal, path, "the path is not ours")
+	return out, nil
 }

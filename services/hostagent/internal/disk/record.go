@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -72,29 +73,60 @@ type Record struct {
 	Ephemeral bool   `json:"ephemeral,omitempty"`
 	// VMWritten is sticky: the host never mounts such an image again.
 	VMWritten bool `json:"vm_written,omitempty"`
+	// Pending is a manifest of this image that may have become the session's head.
+	Pending Pending `json:"pending,omitzero"`
+	// Slept is when the disk was last found clean, for the choice of what to evict.
+	Slept time.Time `json:"slept,omitzero"`
+}
+
+// Pending is a manifest that was proposed and of which this host does not know yet whether it was
+// committed. Its parent is Record.Base.
+type Pending struct {
+	ID    string    `json:"id"`
+	Epoch ids.Epoch `json:"epoch"`
+	// Sealed is true if the image has not been written since.
+	Sealed          bool      `json:"sealed,omitempty"`
+	TakenAt         time.Time `json:"taken_at"`
+	Allocated       uint64    `json:"allocated"`
+	CrashConsistent bool      `json:"crash_consistent,omitempty"`
 }
 
 // Key returns the record's key.
 func (r Record) Key() Key { return Key{r.Session, r.Generation} }
 
-// Usable decides whether a local image is the session's newest disk: clean and equal to the head
-// of the manifests, or dirty by the epoch that was the last ever active. Everything else is stale.
+// Usable decides whether a local image is the session's newest disk: equal to the head of the
+// manifests, or dirty by the epoch that was the last ever active and grown from the head. Everything
+// else is stale; a head that moved to an earlier time makes every local image stale.
 func (r Record) Usable(head string, lastActive ids.Epoch) bool {
 	stands := !lastActive.IsZero() && (r.Epoch == lastActive || r.Attached == lastActive)
+	proposed := head != "" && r.Pending.ID == head
 	switch r.State {
 	case Clean:
 		return r.Base != "" && r.Base == head
 	case Dirty:
-		return stands
+		return proposed && r.Pending.Sealed || stands && (proposed || r.Base == head)
 	case Blank:
 		return head == "" && r.Attached == lastActive && !lastActive.IsZero()
 	}
 	return false
 }
 
+// committed returns the record once the pending manifest is the head.
+func (r Record) committed(now time.Time) Record {
+	r.Base = r.Pending.ID
+	if r.Pending.Sealed {
+		r.State, r.Slept = Clean, now.UTC().Truncate(time.Second)
+	}
+	r.Pending = Pending{}
+	return r
+}
+
 // attachedFor returns the record of an image that is being attached for w; the image was found
-// usable (or blank for a fresh session).
+// usable (or blank for a fresh session). A manifest that is still pending will never be the head:
+// it belongs to an epoch that has ended.
 func (r Record) attachedFor(w Want) Record {
+	r.Pending = Pending{}
+	r.Size = max(r.Size, w.Size)
 	if !w.LastActive.IsZero() && r.State != Clean {
 		r.State, r.Epoch = Dirty, w.LastActive
 	}
@@ -119,6 +151,9 @@ type Manifest struct {
 	Image      string
 	Size       uint64
 	Allocated  uint64
+	TakenAt    time.Time
+	// CrashConsistent is true if writers could not be stopped while it was taken.
+	CrashConsistent bool
 }
 
 // manifestID is "m" and 26 characters over everything that tells two states of a disk apart: one

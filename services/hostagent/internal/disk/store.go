@@ -47,6 +47,21 @@ type Config struct {
 	Reserve uint64
 	// Blanks kept ready per size; see Blanks.
 	Blanks Blanks
+	// Outer is a folder whose free space also bounds the pool, empty if there is none: that of a pool
+	// in a sparse file.
+	Outer string
+	// Reflink says that files in Dir can be cloned; see extents.Usable.
+	Reflink bool
+	// HighWater is the share of the pool above which images of sleeping sessions are evicted, if their
+	// manifest went through a store; 0 means DefaultHighWater.
+	HighWater float64
+	// Frozen is told when the writers of a disk are stopped because the pool is full, with a reason
+	// for a person; Thawed when they go on. Neither may call the store for the same disk. Nil: nobody.
+	Frozen func(k Key, reason string)
+	Thawed func(k Key)
+	// MarkFrozen notes outside of this process that a mount is about to be frozen, so that somebody
+	// thaws it if this process dies; unmark takes the note back. Nil: the next Open thaws.
+	MarkFrozen func(k Key, mountpoint string) (unmark func(), err error)
 	// Snapshotter turns a quiet image into a manifest when a session sleeps; nil means Local.
 	Snapshotter Snapshotter
 	Log         *slog.Logger
@@ -63,7 +78,7 @@ type Want struct {
 	LastActive ids.Epoch
 	// Fresh is true for the first wake of a generation: only then a blank disk is handed out.
 	Fresh bool
-	// Size of a fresh disk in bytes; an existing one keeps its own.
+	// Size of a fresh disk in bytes; an existing one that is smaller grows if the pool has room.
 	Size uint64
 	// Image is the digest that a fresh disk is pinned to.
 	Image     string
@@ -89,16 +104,34 @@ const (
 // Store is safe for concurrent use; calls for one key wait for each other.
 type Store struct {
 	dir     string
+	outer   string
 	reserve uint64
-	snap    Snapshotter
-	log     *slog.Logger
-	run     steps.Runner
-	fault   func(step string) error
+	reflink bool
+	// highWater, onFrozen, onThawed, markFrozen as in Config.
+	highWater  float64
+	onFrozen   func(Key, string)
+	onThawed   func(Key)
+	markFrozen func(Key, string) (func(), error)
+	snap       Snapshotter
+	log        *slog.Logger
+	run        steps.Runner
+	fault      func(step string) error
+	freezeFile func(*os.File) error
+	freezeTime time.Duration
+	slow       sync.Once
 
 	blanks *blanks
-	mu     sync.Mutex
+	minder *minder
+	mu     sync.Mutex // of all below
 	busy   map[Key]*sync.Mutex
-	active map[Key]uint64 // attached disks and their quota; also those being attached
+	// active has the disks that are attached, also those being attached or restored.
+	active    map[Key]mounting
+	shots     map[Key]*Shot
+	views     map[Key]*View
+	restoring map[Key]bool
+	holds     map[Key]*hold  // the last freeze of each disk
+	frozen    map[Key]*hold  // disks that are frozen for the pool's sake
+	saved     map[Key]uint64 // what was written to the loop device until the last committed shot
 }
 
 // Open makes or reopens the store in cfg.Dir and begins to make blanks. Disks that an earlier
@@ -114,8 +147,14 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
 	}
 	s := &Store{
-		dir: dir, reserve: cfg.Reserve, snap: cfg.Snapshotter, log: cfg.Log, fault: fault,
-		busy: map[Key]*sync.Mutex{}, active: map[Key]uint64{},
+		dir: dir, outer: cfg.Outer, reserve: cfg.Reserve, reflink: cfg.Reflink, highWater: cfg.HighWater,
+		onFrozen: cfg.Frozen, onThawed: cfg.Thawed, markFrozen: cfg.MarkFrozen,
+		snap: cfg.Snapshotter, log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
+		busy: map[Key]*sync.Mutex{}, active: map[Key]mounting{}, shots: map[Key]*Shot{}, views: map[Key]*View{},
+		restoring: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, saved: map[Key]uint64{},
+	}
+	if s.highWater <= 0 || s.highWater > 1 {
+		s.highWater = DefaultHighWater
 	}
 	if s.snap == nil {
 		s.snap = Local{}
@@ -124,7 +163,7 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.run.Fault = fault
-	for _, d := range []string{"sessions", "blanks", "mnt"} {
+	for _, d := range []string{"sessions", "blanks", "mnt", "views"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, errs.E(op, errkind.Internal, dir, err)
 		}
@@ -136,31 +175,39 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		return nil, errs.E(op, errkind.Internal, dir, err)
 	}
 	s.blanks = newBlanks(ctx, s, cfg.Blanks)
+	s.minder = startMinder(ctx, s)
 	return s, nil
 }
 
-// adopt takes the disks that are still mounted as attached.
+// adopt takes the disks that are still mounted as attached, and removes what an earlier process was
+// making.
 func (s *Store) adopt() error {
 	inv, err := s.inventory()
 	if err != nil {
 		return err
 	}
 	for _, d := range inv.Disks {
-		if !d.Mounted {
+		if d.Mounted {
+			// An earlier process may have died in a shot.
+			if err := freezeMount(s.mountPoint(d.ID), false); err != nil {
+				return err
+			}
+			s.active[d.ID] = mounting{size: d.Size, image: s.image(d.ID), device: d.Device}
+		}
+		if d.Broken != "" {
 			continue
 		}
-		s.active[d.ID] = d.Size
-		// An earlier process may have died in a checkpoint.
-		if err := freezeMount(s.mountPoint(d.ID), false); err != nil {
+		if err := s.tidyFolder(d.Record); err != nil {
 			return err
 		}
 	}
-	return nil
+	return s.tidyViews()
 }
 
 // Close ends the making of blanks. Attached disks stay attached for the next Open.
 func (s *Store) Close() error {
 	s.blanks.close()
+	s.minder.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.active) > 0 {
@@ -172,14 +219,19 @@ func (s *Store) Close() error {
 // lock serialises the calls for one key.
 func (s *Store) lock(k Key) func() {
 	s.mu.Lock()
+	m := s.keyLock(k)
+	s.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
+func (s *Store) keyLock(k Key) *sync.Mutex {
 	m := s.busy[k]
 	if m == nil {
 		m = &sync.Mutex{}
 		s.busy[k] = m
 	}
-	s.mu.Unlock()
-	m.Lock()
-	return m.Unlock
+	return m
 }
 
 func (s *Store) at(step string) error {
@@ -196,6 +248,12 @@ func (s *Store) isActive(k Key) bool {
 	return ok
 }
 
+func (s *Store) device(k Key) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.active[k].device
+}
+
 func (w Want) check() error {
 	const op = "attach disk"
 	if _, err := ids.ParseSessionKey(string(w.Session)); err != nil {
@@ -205,7 +263,10 @@ func (w Want) check() error {
 		return errs.E(op, errkind.Invalid, w.Key.String(), "generation and epoch must be given")
 	}
 	if !w.Fresh {
-		return nil
+		if w.Size == 0 {
+			return nil
+		}
+		return checkSize(w.Size)
 	}
 	if w.Head != "" || !w.LastActive.IsZero() {
 		return errs.E(op, errkind.Invalid, w.Key.String(), "a session that slept or was active is not fresh")
@@ -264,7 +325,6 @@ func (s *Store) List() (Inventory, error) {
 
 // Get returns the record of one disk; NotFound if this host has none.
 func (s *Store) Get(k Key) (Record, error) {
-	defer s.lock(k)()
 	return s.load(k)
 }
 

@@ -39,11 +39,27 @@ func Reclaim(point string) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			runtime.LockOSThread() // and never unlocked: the thread ends in the other table
-			unmountIn(pid, point)
+			onLostThread(func() { unmountIn(pid, point) })
 		}()
 		<-done
 	}
+}
+
+// onLostThread runs f on a thread that ends with it. The first thread of a process never ends, and
+// its mount table is what /proc/self tells to everybody: f runs on another one.
+func onLostThread(f func()) {
+	runtime.LockOSThread() // and never unlocked, but for the first thread
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onLostThread(f)
+	}()
+	<-done
+	runtime.UnlockOSThread()
 }
 
 func unmountIn(pid int, point string) {

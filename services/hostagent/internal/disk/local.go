@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -10,7 +11,6 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
-	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // Snapshotter turns an image into a manifest. Snapshot is called with the image quiet (unmounted, or
@@ -73,7 +73,16 @@ func (s *Store) Seal(ctx context.Context, k Key, epoch ids.Epoch) (Manifest, err
 		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
 	}
 	m, err := s.snap.Snapshot(ctx, rec, image)
-	return m, errs.Wrap(op, k.String(), err)
+	return m, errs.Wrap(op, k.String(), errors.Join(err, s.notePending(rec, m, err == nil, true)))
+}
+
+// notePending keeps a disk usable whose manifest the scheduler may or may not have taken.
+func (s *Store) notePending(rec Record, m Manifest, ok, sealed bool) error {
+	if !ok || m.ID == "" || m.ID == rec.Base || m.ID == rec.Pending.ID && sealed == rec.Pending.Sealed {
+		return nil
+	}
+	rec.Pending = Pending{ID: m.ID, Epoch: m.Epoch, Sealed: sealed, Allocated: m.Allocated}
+	return s.save(rec)
 }
 
 // Checkpoint describes the disk as it is while the session goes on: it freezes the file system for
@@ -109,7 +118,7 @@ func (s *Store) Checkpoint(ctx context.Context, k Key, epoch ids.Epoch) (m Manif
 		return Manifest{}, errs.E(op, kindOf(err), k.String(), err)
 	}
 	m, err = s.snap.Snapshot(ctx, rec, image)
-	return m, errs.Wrap(op, k.String(), err)
+	return m, errs.Wrap(op, k.String(), errors.Join(err, s.notePending(rec, m, err == nil, false)))
 }
 
 // Checkpointed records that m is the session's head; the disk stays dirty. Idempotent.
@@ -127,7 +136,7 @@ func (s *Store) Checkpointed(m Manifest) error {
 	if rec.State != Dirty || rec.Epoch != m.Epoch || rec.Base != m.Parent {
 		return errs.E(op, errkind.StaleEpoch, k.String(), fmt.Sprintf("the disk is %s in epoch %s with base %q", rec.State, rec.Epoch, rec.Base))
 	}
-	rec.Base = m.ID
+	rec.Base, rec.Pending = m.ID, Pending{}
 	return errs.Wrap(op, k.String(), s.save(rec))
 }
 
@@ -163,47 +172,6 @@ func (s *Store) Commit(m Manifest) error {
 	if rec.State != Dirty || rec.Epoch != m.Epoch || s.isActive(k) {
 		return errs.E(op, errkind.StaleEpoch, k.String(), fmt.Sprintf("the disk is %s in epoch %s, not as sealed in %s", rec.State, rec.Epoch, m.Epoch))
 	}
-	rec.State, rec.Base = Clean, m.ID
+	rec.State, rec.Base, rec.Pending = Clean, m.ID, Pending{}
 	return errs.Wrap(op, k.String(), s.save(rec))
-}
-
-// syncMount writes everything that the session wrote into the image; nothing is mounted is fine.
-func syncMount(point string) error {
-	mounted, err := mounts.IsMount(point)
-	if err != nil || !mounted {
-		return err
-	}
-	d, err := os.Open(point)
-	if err != nil {
-		return fmt.Errorf("open disk: %w", err)
-	}
-	defer func() { _ = d.Close() }()
-	if err := unix.Syncfs(int(d.Fd())); err != nil {
-		return fmt.Errorf("sync disk: %w", err)
-	}
-	return nil
-}
-
-// FIFREEZE and FITHAW of linux/fs.h, which package unix lacks.
-const (
-	fiFreeze = 0xc0045877
-	fiThaw   = 0xc0045878
-)
-
-// freezeMount stops all writes below point after bringing what was written to the image, and lets
-// them go on. Idempotent.
-func freezeMount(point string, on bool) error {
-	d, err := os.Open(point)
-	if err != nil {
-		return fmt.Errorf("open disk: %w", err)
-	}
-	defer func() { _ = d.Close() }()
-	request, done := uint(fiFreeze), unix.EBUSY
-	if !on {
-		request, done = fiThaw, unix.EINVAL
-	}
-	if err := unix.IoctlSetInt(int(d.Fd()), request, 0); err != nil && err != done {
-		return fmt.Errorf("freeze disk: %w", err)
-	}
-	return nil
 }

@@ -1,0 +1,146 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+)
+
+// FIFREEZE and FITHAW of linux/fs.h, which package unix lacks.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// freezeTime is how long a file system may take to freeze before a shot is taken without.
+const freezeTime = 5 * time.Second
+
+// freezeFile stops all writes to the file system of d after bringing what was written to the image.
+// One that is frozen already is fine.
+func freezeFile(d *os.File) error {
+	if err := unix.IoctlSetInt(int(d.Fd()), fiFreeze, 0); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("freeze disk: %w", err)
+	}
+	return nil
+}
+
+// thawFile lets writes go on. Idempotent.
+func thawFile(d *os.File) error {
+	if err := unix.IoctlSetInt(int(d.Fd()), fiThaw, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("thaw disk: %w", err)
+	}
+	return nil
+}
+
+// freezeMount is freezeFile or thawFile of a mount point.
+func freezeMount(point string, on bool) error {
+	d, err := os.Open(point)
+	if err != nil {
+		return fmt.Errorf("open disk: %w", err)
+	}
+	defer func() { _ = d.Close() }()
+	if on {
+		return freezeFile(d)
+	}
+	return thawFile(d)
+}
+
+// hold is a file system that is frozen, or will be once the kernel has written what is in memory.
+type hold struct {
+	dir    *os.File
+	unmark func()
+	began  time.Time
+	done   chan struct{} // the kernel has answered
+
+	mu       sync.Mutex
+	answered bool
+	err      error
+	released bool
+}
+
+// freeze begins to freeze the disk of k and waits at most the patience for it. The hold is to be
+// thawed whatever came of it; frozen is false if the patience ran out. Another hold that the kernel
+// has not answered yet makes it Busy. The caller has the lock of k.
+func (s *Store) freeze(k Key, patience time.Duration) (h *hold, frozen bool, err error) {
+	const op = "freeze disk"
+	s.mu.Lock()
+	stuck := s.holds[k]
+	s.mu.Unlock()
+	if stuck != nil && !stuck.over() {
+		return nil, false, errs.E(op, errkind.Busy, k.String(), "an earlier freeze has not ended yet")
+	}
+	h = &hold{done: make(chan struct{}), unmark: func() {}}
+	if h.dir, err = os.Open(s.mountPoint(k)); err != nil {
+		return nil, false, errs.E(op, errkind.Internal, k.String(), err)
+	}
+	if s.markFrozen != nil {
+		if h.unmark, err = s.markFrozen(k, s.mountPoint(k)); err != nil {
+			_ = h.dir.Close()
+			return nil, false, errs.E(op, errkind.Unavailable, k.String(), fmt.Errorf("nobody would thaw it if this process died: %w", err))
+		}
+	}
+	s.mu.Lock()
+	s.holds[k] = h
+	s.mu.Unlock()
+	h.began = time.Now()
+	go h.run(s.freezeFile)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-h.done:
+	case <-timer.C:
+		return h, false, nil
+	}
+	if h.err != nil {
+		return nil, false, errors.Join(errs.E(op, kindOf(h.err), k.String(), h.err), h.thaw())
+	}
+	return h, true, nil
+}
+
+// run asks the kernel, which may take as long as the pool takes to write. If the hold was released
+// meanwhile it thaws at once.
+func (h *hold) run(freeze func(*os.File) error) {
+	err := freeze(h.dir)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.answered, h.err = true, err
+	if h.released {
+		_ = h.finish()
+	}
+	close(h.done)
+}
+
+// thaw ends the hold. Idempotent.
+func (h *hold) thaw() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.released {
+		return nil
+	}
+	h.released = true
+	if !h.answered {
+		return nil // run thaws
+	}
+	return h.finish()
+}
+
+// finish is called once, with mu held, when the hold is both answered and released.
+func (h *hold) finish() error {
+	err := thawFile(h.dir)
+	h.unmark()
+	return errors.Join(err, h.dir.Close())
+}
+
+// over says that nothing of the hold is left.
+func (h *hold) over() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.released && h.answered
+}
