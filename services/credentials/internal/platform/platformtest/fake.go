@@ -4,11 +4,13 @@
 package platformtest
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -60,6 +62,12 @@ func start(t testing.TB, serve func(*Fake, http.ResponseWriter, *http.Request)) 
 	}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.Calls.Add(1)
+		// A server notices that a client has gone only once the body was read.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		if do := f.fail.Load(); do != nil {
 			(*do)(w, r)
 			return
