@@ -41,6 +41,8 @@ type world struct {
 	proof                       ed25519.PrivateKey
 	stop                        func()
 
+	platform string // platform_key
+
 	mu     sync.Mutex
 	record *schedulerv1.SessionRecord
 }
@@ -52,7 +54,10 @@ func ref(gen, epoch uint64) *corev1.SessionRef {
 		Generation: &corev1.Stamp{Incarnation: 1, Index: gen}, Epoch: &corev1.Stamp{Incarnation: 1, Index: epoch}}
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB) *world { return newWorldWith(t, "") }
+
+// newWorldWith is a world with this platform key.
+func newWorldWith(t testing.TB, platformKey string) *world {
 	t.Helper()
 	store := t.TempDir()
 	e, err := bus.StartEmbedded(bustest.Context(t), bus.EmbeddedConfig{Dir: store, Port: -1, Log: bustest.Log(t),
@@ -61,7 +66,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Close)
-	w := &world{bus: e, dir: t.TempDir(), store: store, identity: bustest.Connect(t, e, subjects.Service("identity")),
+	w := &world{bus: e, platform: platformKey, dir: t.TempDir(), store: store, identity: bustest.Connect(t, e, subjects.Service("identity")),
 		sched: bustest.Connect(t, e, subjects.Service("scheduler")), host: bustest.Connect(t, e, subjects.Host("h1")),
 		othr: bustest.Connect(t, e, subjects.Host("h2")), front: bustest.Connect(t, e, subjects.Frontend("globex", "web"))}
 	if w.box, err = seal.RandomBox(); err != nil {
@@ -98,7 +103,7 @@ func (w *world) run(t testing.TB) {
 	conn := bustest.Connect(t, w.bus, subjects.Service("credentials"))
 	ready, done := make(chan struct{}), make(chan error, 1)
 	cfg := NewConfig()
-	cfg.KeyDir = w.dir
+	cfg.KeyDir, cfg.PlatformKey = w.dir, w.platform
 	go func() { done <- Run(ctx, cfg, conn, bustest.Log(t), func() { close(ready) }) }()
 	select {
 	case <-ready:
@@ -456,6 +461,7 @@ func TestStartRefusesABadConfiguration(t *testing.T) {
 	conn := bustest.Connect(t, e, subjects.Service("credentials"))
 	for name, change := range map[string]func(*Config){
 		"no key folder":   func(c *Config) { c.KeyDir = "" },
+		"key in the file": func(c *Config) { c.PlatformKey = "base64key://smGbjm71Nxd1Ig5FS0wj9SlbzAIrnolCz9bQQ6uAhl4=" },
 		"grants for ever": func(c *Config) { c.GrantTTL = 24 * time.Hour },
 		"maximum too low": func(c *Config) { c.MaxSinceToken = time.Minute },
 		"key file is open": func(c *Config) {

@@ -27,6 +27,9 @@ type Fake struct {
 	// Calls counts what reached the service.
 	Calls atomic.Int64
 
+	// Serve answers as usual; for Fail, which may only want to do something first.
+	Serve http.HandlerFunc
+
 	fail atomic.Pointer[func(http.ResponseWriter, *http.Request)]
 	aead cipher.AEAD
 }
@@ -57,6 +60,7 @@ func start(t testing.TB, serve func(*Fake, http.ResponseWriter, *http.Request)) 
 		t.Fatal(err)
 	}
 	f := &Fake{}
+	f.Serve = func(w http.ResponseWriter, r *http.Request) { serve(f, w, r) }
 	if f.aead, err = cipher.NewGCMWithRandomNonce(block); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +76,7 @@ func start(t testing.TB, serve func(*Fake, http.ResponseWriter, *http.Request)) 
 			(*do)(w, r)
 			return
 		}
-		serve(f, w, r)
+		f.Serve(w, r)
 	}))
 	t.Cleanup(srv.Close)
 	f.URL = srv.URL
