@@ -163,6 +163,24 @@ func TestStoreAwayWhileASleepingSessionIsOpened(t *testing.T) {
 	}
 }
 
+// It is known that the disk cannot be saved, and the host tries once more: an
+// open does not wait for the end of that try.
+func TestOpenDoesNotWaitForAnotherTryToSave(t *testing.T) {
+	w := newWorld(t, nil)
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	must[wakeReply](t)(w.open(1, "r1"))
+	h.failing("sleep", errs.E("fake", errkind.Unsaved, "", "the store does not answer"))
+	go func() { _, _ = w.close(1, "c1") }()
+	h.await(t, "sleep")
+	h.await(t, "sleep")
+	t.Cleanup(h.block("sleep"))
+	h.await(t, "sleep")
+	if r := must[wakeReply](t)(w.open(1, "r2")); r.GetState() != corev1.State_STATE_ACTIVE {
+		t.Errorf("open: %v", r)
+	}
+}
+
 // The host is busy with a sleep that it cannot end: an open says why it waits
 // in vain, and a delete still works.
 func TestStoreAwayForLong(t *testing.T) {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/berth-dev/berth/schemas/ids"
@@ -31,8 +32,15 @@ func (m *model) disk(k ids.SessionKey, g ids.Generation) *diskModel {
 // drawCommit is mostly what an honest host would commit.
 func (m *model) drawCommit(t *rapid.T, key ids.SessionKey, ref Ref, man ManifestInfo) Entry {
 	c := &ManifestCmd{Ref: ref, Host: ids.Host(rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "committer")), Manifest: man}
-	if s := m.s.Session(key); s != nil && rapid.IntRange(0, 4).Draw(t, "honest") > 0 {
-		c.Host = s.Host
+	s := m.s.Session(key)
+	for _, k := range []ids.SessionKey{"a", "b"} { // such a wake is rare
+		if r := m.s.Session(k); r != nil && r.Restore != nil && r.State == Waking {
+			s = r
+		}
+	}
+	if s != nil && rapid.IntRange(0, 4).Draw(t, "honest") > 0 {
+		c.Ref, c.Host = Ref{s.Key, s.Generation, s.Epoch}, s.Host
+		c.Manifest = ManifestInfo{ID: fmt.Sprint("m", m.index), Parent: s.Manifest}
 		if s.Restore != nil {
 			c.Manifest.RestoredFrom = s.Restore.Snapshot
 		}
