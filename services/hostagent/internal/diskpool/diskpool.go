@@ -166,6 +166,11 @@ func (p *Pool) open(ctx context.Context, size uint64) error {
 			return err
 		}
 	}
+	if mode != Folder {
+		if err := os.Chmod(p.dir, 0o700); err != nil { // mkfs lets everybody in
+			return err
+		}
+	}
 	return p.try()
 }
 

@@ -202,8 +202,8 @@ func TestKilledAtEveryStep(t *testing.T) {
 				dieAt(t, step, cfg)
 			}
 			p := mustOpen(t, cfg)
-			if !p.Reflink() || p.Mode() != Loop {
-				t.Errorf("got %+v", p)
+			if st, err := os.Stat(p.Dir()); !p.Reflink() || p.Mode() != Loop || err != nil || st.Mode().Perm() != 0o700 {
+				t.Errorf("got %+v, %v, %v", p, st.Mode(), err)
 			}
 			if left, err := os.ReadDir(filepath.Dir(cfg.Dir)); err != nil || len(left) != 2 {
 				t.Errorf("left are %v, %v", left, err)

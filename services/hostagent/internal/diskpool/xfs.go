@@ -42,12 +42,12 @@ func mkfs(ctx context.Context, target string, force bool) error {
 
 const sector = 4096 // that of our loop devices
 
-// mountXFS mounts a device and keeps its root for us alone.
+// mountXFS mounts a device.
 func mountXFS(device, dir string) error {
 	if err := unix.Mount(device, dir, "xfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "discard"); err != nil {
 		return errs.Errorf("", errkind.Unavailable, "%s cannot be mounted and is left as it is: %w", device, err)
 	}
-	return os.Chmod(dir, 0o700)
+	return nil
 }
 
 // superblock is what its first sector tells of a file or device.

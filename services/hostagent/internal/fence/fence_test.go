@@ -23,8 +23,12 @@ const (
 	margin = 1500 * time.Millisecond
 )
 
-// TestMain plays a hostagent that renews its lease until it is killed.
+// TestMain plays a hostagent that renews its lease until it is killed, or one that dies in a freeze.
 func TestMain(m *testing.M) {
+	if point := os.Getenv("BERTH_TEST_FREEZE"); point != "" {
+		fmt.Println(freezeAndDie(os.Getenv("BERTH_TEST_DIR"), point))
+		os.Exit(1)
+	}
 	if dir := os.Getenv("BERTH_TEST_FENCE"); dir != "" {
 		f, err := Start(dir, os.Getenv("BERTH_TEST_CGROUP"), slog.New(slog.DiscardHandler))
 		if err != nil {

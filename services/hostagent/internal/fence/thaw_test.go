@@ -27,6 +27,9 @@ func TestAFrozenDiskOutlivesNoHostagentForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := frozenDisk(t, frozen.Dir(p.dir))
+	if err := unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0); !errors.Is(err, unix.EBUSY) {
+		t.Fatalf("it is not frozen, nothing is tested: %v", err)
+	}
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		err := unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0)
 		if err == nil {
@@ -38,7 +41,7 @@ func TestAFrozenDiskOutlivesNoHostagentForLong(t *testing.T) {
 	}
 }
 
-// frozenDisk mounts an ext4, marks it and freezes it.
+// frozenDisk mounts an ext4 and has a process freeze it and die.
 func frozenDisk(t *testing.T, marks string) *os.File {
 	t.Helper()
 	dir := t.TempDir()
@@ -64,14 +67,27 @@ func frozenDisk(t *testing.T, marks string) *os.File {
 			t.Error(err)
 		}
 	})
-	if err == nil {
-		_, err = frozen.Mark(marks, "disk", point)
-	}
-	if err == nil {
-		err = unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "BERTH_TEST_FREEZE="+point, "BERTH_TEST_DIR="+marks)
+	if out, _ := cmd.CombinedOutput(); len(out) > 0 {
+		t.Fatalf("it was not killed: %s", out)
+	}
 	return root
+}
+
+func freezeAndDie(marks, point string) error {
+	if _, err := frozen.Mark(marks, "disk", point); err != nil {
+		return err
+	}
+	root, err := os.Open(point)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0); err != nil {
+		return err
+	}
+	return unix.Kill(os.Getpid(), unix.SIGKILL)
 }

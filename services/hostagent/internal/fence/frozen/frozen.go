@@ -1,6 +1,6 @@
 // Package frozen notes which file systems are frozen for a moment, so that the watchdog thaws them
 // when whoever froze them was killed or stands still. It guarantees that a file system with a mark is
-// thawed some seconds after Limit at the latest, and that nothing else is: the mark names the mount
+// thawed soon after Limit if its owner does not renew it, and that nothing else is: the mark names the mount
 // point and its device, and no symlink is followed to it.
 //
 // A thaw by the watchdog makes the owner's own FITHAW answer EINVAL: what was read since the freeze
@@ -22,13 +22,14 @@ import (
 )
 
 const (
-	// Limit is how long a file system may be frozen.
+	// Limit is how long a file system may be frozen after its owner stopped to run.
 	Limit = 5 * time.Second
 	// slowest is how long the kernel may take to freeze: until it has, there is nothing to thaw, and
 	// the one that asked may be dead.
 	slowest = 10 * time.Minute
 
-	lookEvery = 500 * time.Millisecond
+	lookEvery  = 500 * time.Millisecond
+	renewEvery = time.Second
 
 	// From linux/fs.h, which golang.org/x/sys lacks.
 	fiThaw = 0xc0045878
@@ -38,34 +39,72 @@ const (
 func Dir(host string) string { return filepath.Join(host, "frozen") }
 
 // Mark says that mountpoint is about to be frozen; call it before FIFREEZE, and unmark after FITHAW.
-// dir is that of Dir; key is a file's name, the same one for the same disk: a mark that an earlier
-// process left is replaced.
+// While this process lives and runs the mark is renewed, so a freeze may last. dir is that of Dir; key
+// is a file's name, the same one for the same disk: a mark that an earlier process left is replaced.
 func Mark(dir, key, mountpoint string) (unmark func(), err error) {
-	return mark(dir, key, mountpoint, now())
+	m, err := newMarker(dir, key, mountpoint)
+	if err != nil {
+		return nil, fmt.Errorf("mark %s as frozen: %w", mountpoint, err)
+	}
+	path := filepath.Join(dir, key)
+	if err := m.put(path); err != nil {
+		return nil, fmt.Errorf("mark %s as frozen: %w", mountpoint, err)
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		m.renew(path, stop)
+	}()
+	return sync.OnceFunc(func() {
+		close(stop)
+		<-done
+		_ = os.Remove(path)
+	}), nil
 }
 
-func mark(dir, key, mountpoint string, at time.Duration) (unmark func(), err error) {
+func newMarker(dir, key, mountpoint string) (m marker, err error) {
 	if key == "" || key != filepath.Base(key) || key[0] == '.' {
-		return nil, fmt.Errorf("mark %s as frozen: %q is no name of a file", mountpoint, key)
+		return m, fmt.Errorf("%q is no name of a file", key)
 	}
-	m := marker{at: at}
 	if m.point, err = filepath.EvalSymlinks(mountpoint); err != nil {
-		return nil, fmt.Errorf("mark as frozen: %w", err)
+		return m, err
 	}
 	var st unix.Stat_t
 	if err := errors.Join(unix.Stat(m.point, &st), os.MkdirAll(dir, 0o700)); err != nil {
-		return nil, fmt.Errorf("mark %s as frozen: %w", mountpoint, err)
+		return m, err
 	}
-	m.dev = uint64(st.Dev)
-	path := filepath.Join(dir, key)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("mark %s as frozen: %w", mountpoint, err)
+	m.at, m.dev = now(), uint64(st.Dev)
+	return m, nil
+}
+
+// put replaces the mark in one step. A symlink is whole at once, and nobody follows this one.
+func (m marker) put(path string) error {
+	next := filepath.Join(filepath.Dir(path), ".next-"+filepath.Base(path))
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	// A symlink is whole at once, and nobody follows this one.
-	if err := os.Symlink(m.String(), path); err != nil {
-		return nil, fmt.Errorf("mark %s as frozen: %w", mountpoint, err)
+	if err := os.Symlink(m.String(), next); err != nil {
+		return err
 	}
-	return func() { _ = os.Remove(path) }, nil
+	return os.Rename(next, path)
+}
+
+// renew keeps the mark young until stop. One that the watchdog took away stays away.
+func (m marker) renew(path string, stop <-chan struct{}) {
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		if _, err := os.Lstat(path); err != nil {
+			return
+		}
+		m.at = now()
+		_ = m.put(path) // the next one may go well, or the watchdog thaws
+	}
 }
 
 // marker is the content of a mark.

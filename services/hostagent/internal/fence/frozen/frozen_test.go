@@ -124,7 +124,7 @@ func TestADeathBetweenFreezeAndThaw(t *testing.T) {
 	if !isFrozen(t, point) {
 		t.Error("it was thawed at once: a clone would not be of one moment")
 	}
-	lookAt(t, dir, now()+Limit)
+	lookAt(t, dir, now()+2*Limit)
 	if isFrozen(t, point) {
 		t.Error("it stays frozen")
 	}
@@ -143,7 +143,12 @@ func TestWatchThawsByItself(t *testing.T) {
 	if err := ioctl(point, fiFreeze); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mark(dir, "disk", point, now()+time.Hour); err != nil { // of a run before this boot
+	m, err := newMarker(dir, "disk", point)
+	m.at += time.Hour // of a run before this boot
+	if err == nil {
+		err = m.put(filepath.Join(dir, "disk"))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -178,7 +183,7 @@ func TestNothingElseIsThawed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	lookAt(t, dir, now()+Limit)
+	lookAt(t, dir, now()+2*Limit)
 	if !isFrozen(t, point) {
 		t.Error("it was thawed")
 	}
@@ -190,7 +195,7 @@ func TestNothingElseIsThawed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lookAt(t, dir, now()+Limit)
+	lookAt(t, dir, now()+2*Limit)
 	if isFrozen(t, point) {
 		t.Error("it stays frozen")
 	}
@@ -210,11 +215,11 @@ func TestAFreezeThatIsLateIsThawedToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unmark()
-	lookAt(t, dir, now()+Limit)
+	lookAt(t, dir, now()+2*Limit)
 	if err := ioctl(point, fiFreeze); err != nil {
 		t.Fatal(err)
 	}
-	lookAt(t, dir, now()+Limit)
+	lookAt(t, dir, now()+2*Limit)
 	if isFrozen(t, point) {
 		t.Error("it stays frozen")
 	}
@@ -227,6 +232,38 @@ func TestAFreezeThatIsLateIsThawedToo(t *testing.T) {
 	}
 }
 
+// Without clones a disk is copied while it is frozen, which may take longer than Limit.
+func TestALivingOwnerKeepsItsFreeze(t *testing.T) {
+	point, dir := t.TempDir(), Dir(t.TempDir())
+	unmark, err := Mark(dir, "disk", point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() time.Duration {
+		s, err := os.Readlink(filepath.Join(dir, "disk"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := parse(s)
+		if err != nil || m.point != point {
+			t.Fatalf("got %v, %v", m, err)
+		}
+		return m.at
+	}
+	first := read()
+	for end := time.Now().Add(30 * time.Second); read() == first; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the mark is not renewed")
+		}
+	}
+	for range 2 {
+		unmark()
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
 func TestUnmarkEndsIt(t *testing.T) {
 	dir := Dir(t.TempDir())
 	for range 2 {
@@ -234,10 +271,12 @@ func TestUnmarkEndsIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Mark(dir, "disk", t.TempDir()); err != nil {
-			t.Errorf("a mark that a dead one left: %v", err)
+		again, err := Mark(dir, "disk", t.TempDir())
+		if err != nil {
+			t.Fatalf("a mark that a dead one left: %v", err)
 		}
 		unmark()
+		again()
 		if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 			t.Errorf("left are %v, %v", left, err)
 		}
