@@ -57,7 +57,7 @@ func (p *xfsPool) make(mib int) error {
 	if err := errors.Join(os.WriteFile(p.file, nil, 0o600), os.Truncate(p.file, int64(mib)<<20), os.Mkdir(p.point, 0o700)); err != nil {
 		return err
 	}
-	if out, err := exec.Command("mkfs.xfs", "-q", "-m", "reflink=1", p.file).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.xfs", "-q", "-m", "reflink=1", "-s", "size=4096", p.file).CombinedOutput(); err != nil {
 		return fmt.Errorf("mkfs.xfs: %w: %s", err, out)
 	}
 	return p.mount()
@@ -241,4 +241,3 @@ func names(t testing.TB, s *Store, n int) map[string]bool {
 	}
 	return out
 }
-
