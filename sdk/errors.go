@@ -75,6 +75,7 @@ var (
 	ErrQuota           = OfKind(errkind.Quota)           // the session's or tenant's limit is reached
 	ErrCanceled        = OfKind(errkind.Canceled)        // the caller gave up
 	ErrUnplaceable     = OfKind(errkind.Unplaceable)     // no host could take it before the deadline
+	ErrUnsaved         = OfKind(errkind.Unsaved)         // it sleeps, but what was written last is on its host only
 )
 
 // KindOf returns the kind of err: that of its [*Error], Deadline and Canceled

@@ -86,9 +86,12 @@ func (x *tx) sleepAtRest(s *Session, c *SleepCmd) Outcome {
 		x.emit(s, WasPaused, func(e *Event) { e.Reason = c.Reason })
 		x.put(s)
 	}
-	r := x.remember(Record{Session: s.Key, Verb: VerbClose, ID: c.Request, Hash: c.Hash, Done: true,
-		Generation: s.Generation, Epoch: s.Epoch, Host: s.Host, State: s.State})
-	return Outcome{Session: s, Record: r}
+	done := Record{Session: s.Key, Verb: VerbClose, ID: c.Request, Hash: c.Hash, Done: true,
+		Generation: s.Generation, Epoch: s.Epoch, Host: s.Host, State: s.State}
+	if s.Dirty && x.v >= movesSince {
+		done.Failure = &Failure{Kind: errkind.Unsaved, Reason: "it sleeps, but not all that was written is saved: open it and close it again"}
+	}
+	return Outcome{Session: s, Record: x.remember(done)}
 }
 
 // slept commits asleep. It also takes the word of the host that has no compute
