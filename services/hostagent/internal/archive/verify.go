@@ -23,7 +23,9 @@ type Verified struct {
 	Objects int
 	Bytes   uint64
 	Damaged []Damage
-	Next    string // pass as after to go on; empty when all was looked at
+	// Snapshots and Total are the session's snapshots and objects in all.
+	Snapshots, Total int
+	Next             string // pass as after to go on; empty when all was looked at
 }
 
 // target is one object to look at.
@@ -44,6 +46,12 @@ func (d *Depot) Verify(ctx context.Context, disk Disk, head, after string, budge
 	todo, err := d.targets(ctx, disk, head)
 	if err != nil {
 		return out, errs.Wrap(op, disk.String(), err)
+	}
+	out.Total = len(todo)
+	for _, t := range todo {
+		if t.id != "" {
+			out.Snapshots++
+		}
 	}
 	for i, t := range todo {
 		if t.key <= after {
