@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/nats-io/nats.go"
@@ -80,13 +79,16 @@ func (b *bucket) clearAll(nuids []string) bool {
 	return true
 }
 
+// Store is what an open bucket has beyond gocloud's methods; its As gives it.
+type Store struct{ b *bucket }
+
 // Tidy removes the chunks that belong to no object and are older than a time,
 // which must be longer than any write takes: what killed writers left. It
 // returns how many writes it cleared away. It may run on any number of hosts
 // at once.
-func Tidy(ctx context.Context, conn *bus.Conn, name string, older time.Duration) (int, error) {
+func (s *Store) Tidy(ctx context.Context, older time.Duration) (int, error) {
 	const op = "tidy object store"
-	b := newBucket(conn, name, nil)
+	b, name := s.b, s.b.name
 	chunks, err := b.subjects(ctx, "$O."+name+".C.>")
 	if err != nil {
 		return 0, errs.Wrap(op, name, err)

@@ -322,10 +322,10 @@ func TestTidyRemovesOnlyWhatAKilledWriterLeft(t *testing.T) {
 		}
 	}
 	eventually(t, "their chunks are stored", func() bool { return messages(t, conn) == keep+20 })
-	if n, err := Tidy(ctx, conn, store, time.Hour); n != 0 || err != nil {
+	if n, err := (&Store{raw}).Tidy(ctx, time.Hour); n != 0 || err != nil {
 		t.Fatalf("it took %d young writes away, %v", n, err)
 	}
-	if n, err := Tidy(ctx, conn, store, 0); n != 2 || err != nil {
+	if n, err := (&Store{raw}).Tidy(ctx, 0); n != 2 || err != nil {
 		t.Fatalf("it took %d writes away, %v", n, err)
 	}
 	if n := messages(t, conn); n != keep {

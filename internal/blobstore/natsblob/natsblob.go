@@ -12,7 +12,7 @@
 // asked of the leader if one lags.
 //
 // A read of a whole object is verified against its SHA-256 (DataLoss); a read
-// of a range is not. No more than a few MiB of an object are in memory.
+// of a range is not. An MD5 is known only of objects whose writer gave one. No more than a few MiB of an object are in memory.
 //
 // Names are base64 in one subject token, so the server cannot filter by
 // prefix: the first page of a listing fetches the names of all objects (about
@@ -155,13 +155,15 @@ func (b *bucket) ErrorCode(err error) gcerrors.ErrorCode {
 	return gcerrors.Unknown // gocloud has no code for Unavailable and DataLoss; errs.Kind tells them
 }
 
-// As exposes the *nats.Conn and, for a **bus.Conn, the connection of the bus.
+// As exposes the *nats.Conn, the *bus.Conn and the *Store.
 func (b *bucket) As(i any) bool {
 	switch p := i.(type) {
 	case **nats.Conn:
 		*p = b.nc
 	case **bus.Conn:
 		*p = b.conn
+	case **Store:
+		*p = &Store{b}
 	default:
 		return false
 	}

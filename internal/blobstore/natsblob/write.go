@@ -2,7 +2,6 @@ package natsblob
 
 import (
 	"context"
-	"crypto/md5"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -35,7 +34,6 @@ type writer struct {
 
 	chunk  []byte // what is not sent yet
 	sha    hash.Hash
-	md5    hash.Hash
 	sub    *nats.Subscription
 	inbox  string
 	acks   chan *nats.Msg
@@ -65,6 +63,9 @@ func (b *bucket) NewTypedWriter(ctx context.Context, key, contentType string, op
 			w.info.Headers.Set(name, value)
 		}
 	}
+	if len(opts.ContentMD5) > 0 { // the portable type holds the bytes to it; else SHA-256 is sum enough
+		w.info.Headers.Set(headerMD5, base64.StdEncoding.EncodeToString(opts.ContentMD5))
+	}
 	if opts.BeforeWrite != nil {
 		if err := opts.BeforeWrite(asMeta(&w.info.ObjectMeta)); err != nil {
 			return nil, err
@@ -74,7 +75,7 @@ func (b *bucket) NewTypedWriter(ctx context.Context, key, contentType string, op
 }
 
 func (b *bucket) writer(ctx context.Context, key string) *writer {
-	w := &writer{b: b, ctx: ctx, key: key, sha: sha256.New(), md5: md5.New()}
+	w := &writer{b: b, ctx: ctx, key: key, sha: sha256.New()}
 	w.info.Bucket, w.info.NUID, w.info.Name, w.info.Headers = b.name, nuid.Next(), key, nats.Header{}
 	w.info.Opts = &jetstream.ObjectMetaOptions{ChunkSize: uint32(b.chunk)}
 	return w
@@ -120,7 +121,6 @@ func (w *writer) send() error {
 		}
 	}
 	w.sha.Write(w.chunk)
-	w.md5.Write(w.chunk)
 	size := int64(len(w.chunk))
 	for w.sent > len(w.seqs) && w.unseen+size > writeWindow {
 		if err := w.ack(w.ctx); err != nil {
@@ -225,7 +225,6 @@ func (w *writer) Close() error {
 	}
 	w.end()
 	w.info.Digest = jetstream.GetObjectDigestValue(w.sha)
-	w.info.Headers.Set(headerMD5, base64.StdEncoding.EncodeToString(w.md5.Sum(nil)))
 	w.info.Headers.Del(headerChunks)
 	if len(w.seqs) > 0 {
 		w.info.Headers.Set(headerChunks, formatRuns(w.seqs))
