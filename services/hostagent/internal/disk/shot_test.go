@@ -100,7 +100,7 @@ func TestShotsChainAndTheSessionGoesOn(t *testing.T) {
 	})
 }
 
-func TestAManifestWhoseFateIsUnknownLosesNothing(t *testing.T) {
+func TestACrashBetweenManifestAndMarkKeepsTheDisk(t *testing.T) {
 	onPools(t, func(t *testing.T, cfg Config) {
 		for _, head := range []string{"m1", "m2"} {
 			dir := filepath.Join(cfg.Dir, head)
