@@ -244,7 +244,7 @@ type Bucket struct {
 
 // Buckets of the platform; no service reads another's.
 var Buckets = []Bucket{
-	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys and revocations, encrypted per record."},
+	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys, encrypted per record, and revocations."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }
 

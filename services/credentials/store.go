@@ -170,6 +170,9 @@ func (s store) dataKey(ctx context.Context, g core.Generation, over func(context
 			return nil, err
 		}
 		key, err = s.dataKeys.Get(ctx, name(g))
+		if errs.Is(err, errkind.NotFound) {
+			err = errs.E("data key", errkind.Superseded, name(g), "the session was deleted and its data key destroyed")
+		}
 	}
 	if err != nil {
 		return nil, err
