@@ -26,7 +26,8 @@ func init() {
 		wire.MethodStat: (*call).fileStat, wire.MethodList: (*call).fileList,
 		wire.MethodMkdir: (*call).fileMkdir, wire.MethodMove: (*call).fileMove,
 		wire.MethodRemove: (*call).fileRemove, wire.MethodWatch: (*call).fileWatch,
-		wire.MethodPing: (*call).ping, wire.MethodStats: (*call).stats,
+		wire.MethodImport: (*call).fileImport,
+		wire.MethodPing:   (*call).ping, wire.MethodStats: (*call).stats,
 		wire.MethodQuiesce: (*call).quiesce, wire.MethodResume: (*call).resume,
 		wire.MethodSync: (*call).sync,
 	}

@@ -107,7 +107,7 @@ func (c *channel) hello(f wire.Frame) {
 	var theirs wire.Hello
 	ours := wire.Hello{
 		Min: wire.MinVersion, Max: wire.MaxVersion, Instance: c.agent.instance,
-		Capabilities: []string{"pty", "watch", "quiesce"}, Software: Version,
+		Capabilities: []string{"pty", "watch", "quiesce", "import"}, Software: Version,
 	}
 	err := json.Unmarshal(f.Payload, &theirs)
 	if err == nil {
@@ -166,7 +166,7 @@ func (c *channel) start(stream uint32, body []byte) *wire.Failure {
 	}
 	call := &call{agent: a, out: c.out, att: c.att, stream: stream, method: req.Method, params: req.Params}
 	call.ctx, call.cancel = context.WithCancel(c.att.ctx)
-	if req.Method == wire.MethodWrite {
+	if req.Method == wire.MethodWrite || req.Method == wire.MethodImport {
 		call.in = newInbox()
 	}
 	c.att.mu.Lock()

@@ -41,6 +41,7 @@ func (t *turn) await(ctx context.Context) error {
 // changes are the methods of which a late one would undo what a successor did.
 var changes = map[string]bool{
 	wire.MethodWrite: true, wire.MethodMkdir: true, wire.MethodMove: true, wire.MethodRemove: true,
+	wire.MethodImport:  true,
 	wire.MethodQuiesce: true, wire.MethodResume: true,
 }
 

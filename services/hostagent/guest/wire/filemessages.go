@@ -93,3 +93,17 @@ type WatchEvent struct {
 	Path Text   `json:"path,omitempty"`
 	Op   string `json:"op"` // create, write, remove, rename, chmod, overflow
 }
+
+// FileImport takes the files of a tar archive into a directory, as root.
+type FileImport struct {
+	Path Text `json:"path"` // absolute
+}
+
+// FileImported says what was taken; it is synced to the disk.
+type FileImported struct {
+	Bytes      uint64 `json:"bytes"`   // of the archive
+	Entries    uint64 `json:"entries"` // files, directories, links and removals
+	Skipped    uint64 `json:"skipped,omitempty"`
+	Names      []Text `json:"names,omitempty"`      // the first that were skipped, with the reason
+	Attributes uint64 `json:"attributes,omitempty"` // owners, modes, times that could not be set
+}

@@ -58,6 +58,7 @@ const (
 	MethodMove    = "fs.move"     // FileMove
 	MethodRemove  = "fs.remove"   // FileRemove
 	MethodWatch   = "fs.watch"    // FileWatch -> empty, then EVENT
+	MethodImport  = "fs.import"   // FileImport, DATA and END from the host -> FileImported
 	MethodPing    = "sys.ping"    // -> Pong
 	MethodStats   = "sys.stats"   // -> Stats
 	MethodQuiesce = "sys.quiesce" // Quiesce -> Quiesced
