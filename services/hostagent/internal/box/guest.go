@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"errors"
+	"io"
 	"syscall"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -11,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
+	"github.com/berth-dev/berth/services/hostagent/internal/layer"
 )
 
 // Gate is what a session's owner on this host decides about its data plane.
@@ -20,6 +22,10 @@ type Gate interface {
 	Admit(ctx context.Context) (done func(), err error)
 	// Checkpoint commits a manifest of the disk as it is.
 	Checkpoint(ctx context.Context) (*corev1.Manifest, error)
+	// Export writes the session's own files, as they were at one moment, as a tar archive in the layer
+	// format of the OCI image specification; see package layer. It stops when ctx ends, and returns an
+	// error of w as it is. It may be called by several streams at once.
+	Export(ctx context.Context, w io.Writer) (layer.Stats, error)
 	// Place is the text of /run/berth/session.json.
 	Place() string
 	// OutOfMemory reports whether a process was ended for memory of which no exit told yet; asking

@@ -124,6 +124,10 @@ func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
 		return b.readFile(ctx, c, o.ReadFile)
 	case *boxv1.Operation_WriteFile:
 		return b.writeFile(ctx, c, o.WriteFile)
+	case *boxv1.Operation_Export:
+		return b.export(ctx, c)
+	case *boxv1.Operation_Import:
+		return b.importFiles(ctx, c, o.Import)
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -184,6 +188,10 @@ func opName(op *boxv1.Operation) string {
 		return "read_file"
 	case *boxv1.Operation_WriteFile:
 		return "write_file"
+	case *boxv1.Operation_Export:
+		return "export"
+	case *boxv1.Operation_Import:
+		return "import"
 	case *boxv1.Operation_Watch:
 		return "watch"
 	}

@@ -112,6 +112,8 @@ func checkOperation(op *boxv1.Operation) error {
 		return checkPaths(o.MakeDir.GetUser(), o.MakeDir.GetPath())
 	case *boxv1.Operation_Watch:
 		return checkPaths(o.Watch.GetUser(), o.Watch.GetPath())
+	case *boxv1.Operation_Import:
+		return checkImport(o.Import.GetPath())
 	}
 	return nil
 }
@@ -132,6 +134,16 @@ func checkPaths(user string, paths ...string) error {
 		}
 	}
 	return checkUser(user)
+}
+
+func checkImport(path string) error {
+	if path == "" {
+		return nil // the root
+	}
+	if path[0] != '/' {
+		return bad("the path of an import must be absolute")
+	}
+	return checkPaths("", path)
 }
 
 func checkUser(user string) error {
