@@ -165,7 +165,7 @@ func TestUrlsThatOpenNothingSayWhy(t *testing.T) {
 		"nats://":             errkind.Invalid,
 		"file:///a%zzhunter2": errkind.Invalid,
 	} {
-		ctx, cancel := context.WithTimeout(bustest.Context(t), 5*time.Second)
+		ctx, cancel := context.WithTimeout(bustest.Context(t), 2*time.Second)
 		_, err := Open(ctx, url, nil)
 		cancel()
 		if !errs.Is(err, want) || strings.ContainsAny(err.Error(), "\n") || strings.Contains(err.Error(), "hunter2") {

@@ -1,7 +1,9 @@
 package blobstore
 
 import (
+	"context"
 	"errors"
+	"net"
 	"strings"
 	"syscall"
 
@@ -75,6 +77,11 @@ func serviceKind(err error) errkind.Kind {
 
 // oneLine makes one short sentence of what a cloud's library says.
 func oneLine(err error) string {
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op
+	} else if errors.Is(err, context.DeadlineExceeded) {
+		return "it did not answer in time"
+	}
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	if len(text) > 300 {
 		text = text[:300] + "..."

@@ -107,6 +107,9 @@ func TestConformance(t *testing.T) {
 	conn, keeper := bustest.Connect(t, e, host), bustest.Connect(t, e, subjects.Keeper())
 	for _, chunk := range []int{0, 7} {
 		t.Run(fmt.Sprintf("chunk=%d", chunk), func(t *testing.T) {
+			if chunk > 0 && testing.Short() {
+				t.Skip("-short: the suite ran with chunks as they are")
+			}
 			drivertest.RunConformanceTests(t, func(context.Context, *testing.T) (drivertest.Harness, error) {
 				return &harness{conn, keeper, chunk}, nil
 			}, []drivertest.AsTest{asTest{}})
