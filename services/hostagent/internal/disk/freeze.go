@@ -33,10 +33,17 @@ func freezeFile(d *os.File) error {
 
 // thawFile lets writes go on. Idempotent.
 func thawFile(d *os.File) error {
-	if err := unix.IoctlSetInt(int(d.Fd()), fiThaw, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("thaw disk: %w", err)
+	_, err := thawed(d)
+	return err
+}
+
+// thawed lets writes go on; was is false if they went on already.
+func thawed(d *os.File) (was bool, err error) {
+	err = unix.IoctlSetInt(int(d.Fd()), fiThaw, 0)
+	if err == nil || errors.Is(err, unix.EINVAL) {
+		return err == nil, nil
 	}
-	return nil
+	return true, fmt.Errorf("thaw disk: %w", err)
 }
 
 // freezeMount is freezeFile or thawFile of a mount point.
@@ -63,6 +70,7 @@ type hold struct {
 	answered bool
 	err      error
 	released bool
+	early    bool // somebody else thawed it before
 }
 
 // freeze begins to freeze the disk of k and waits at most the patience for it. The hold is to be
@@ -133,9 +141,18 @@ func (h *hold) thaw() error {
 
 // finish is called once, with mu held, when the hold is both answered and released.
 func (h *hold) finish() error {
-	err := thawFile(h.dir)
+	was, err := thawed(h.dir)
+	h.early = !was
 	h.unmark()
 	return errors.Join(err, h.dir.Close())
+}
+
+// held says that from freeze to thaw nobody wrote: after a thaw that came from elsewhere, because this
+// process stood still for too long, that is not certain.
+func (h *hold) held() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.answered && !h.early
 }
 
 // over says that nothing of the hold is left.

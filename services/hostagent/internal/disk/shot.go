@@ -193,8 +193,9 @@ func (s *Store) copyFrozen(ctx context.Context, sh *Shot, to, from *os.File) (er
 	defer func() {
 		err = errors.Join(err, h.thaw())
 		sh.Frozen = time.Since(h.began)
+		sh.CrashConsistent = !frozen || !h.held()
 	}()
-	if sh.CrashConsistent = !frozen; !frozen {
+	if !frozen {
 		s.log.Warn("the disk did not freeze in time; the snapshot is crash-consistent", "session", sh.Session, "after", s.freezeTime)
 	}
 	if err := s.at("shot.frozen"); err != nil {

@@ -235,6 +235,57 @@ func TestAWakeEndsTheShotOfASleepThatWasGivenUp(t *testing.T) {
 	})
 }
 
+// A disk that was written to and holds the same again is clean without another manifest.
+func TestAShotThatHoldsNothingNewSettlesTheDisk(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a := awake(t, s, 1, 1)
+		first := shoot(t, s, 1, 1)
+		wantKind(t, s.Unchanged(first), errkind.StaleEpoch) // there is no head yet
+		saved(t, s, first, "m1")
+		put(t, a, "f", "x")
+		sh := shoot(t, s, 1, 1)
+		for _, err := range []error{s.Unchanged(sh), s.Release(sh)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantKind(t, s.Unchanged(sh), errkind.NoCapacity)
+		if dirty(t, s, 1) {
+			t.Error("dirty")
+		}
+		sh, _, err := s.SealShot(t.Context(), key(1), ep(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{s.Unchanged(sh), s.Unchanged(sh), s.Release(sh)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r := record(t, s, 1); r.State != Clean || r.Base != "m1" {
+			t.Errorf("got %+v", r)
+		}
+	})
+}
+
+// What is read after somebody else let the writers go on is not of one moment.
+func TestAThawFromElsewhereMakesAShotCrashConsistent(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		awake(t, s, 1, 1)
+		s.fault = func(step string) error {
+			if step == "shot.frozen" {
+				return freezeMount(s.mountPoint(key(1)), false)
+			}
+			return nil
+		}
+		if sh := shoot(t, s, 1, 1); !sh.CrashConsistent {
+			t.Errorf("got %+v", sh)
+		}
+	})
+}
+
 func TestAnEphemeralSessionHasNoSnapshots(t *testing.T) {
 	onPools(t, func(t *testing.T, cfg Config) {
 		s := openWith(t, cfg, nil)
