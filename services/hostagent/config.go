@@ -2,6 +2,7 @@ package hostagent
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 )
 
 // Config of one host. NewConfig gives the defaults; Host and Dir have none.
@@ -66,6 +68,20 @@ type Capacity struct {
 
 // DiskConfig says how disks are kept.
 type DiskConfig struct {
+	// Store is where disks are saved: nats:// (the bus's own object store), file:///folder, s3://bucket,
+	// gs://bucket or azblob://container; options as in docs/howto/disks.md.
+	Store string `yaml:"store"`
+	// Pool says where images are kept on this host: auto, loop (an XFS file system in a file), device
+	// or folder. auto is loop, unless the folder shares extents itself or this machine has no XFS.
+	Pool string `yaml:"pool"`
+	// Device of pool device: blank, or XFS.
+	Device string `yaml:"device"`
+	// PoolBytes is the size of pool loop; 0: that of the file system that it is on. It takes space only
+	// as it fills.
+	PoolBytes uint64 `yaml:"pool_bytes"`
+	// EvictAbove is the share of the pool, in percent, above which images of sleeping sessions are
+	// removed that the store has.
+	EvictAbove int `yaml:"evict_above"`
 	// Reserve is never promised to sessions, in bytes.
 	Reserve uint64 `yaml:"reserve"`
 	// Ready is how many formatted disks wait per size, Sizes of which sizes in bytes at least.
@@ -79,7 +95,7 @@ const gib = 1 << 30
 func NewConfig() Config {
 	return Config{
 		Driver: driverContainerd, Tiers: []string{"container", "gvisor"},
-		Disk:     DiskConfig{Reserve: 2 * gib, Ready: 2},
+		Disk:     DiskConfig{Store: "nats://", Pool: "auto", EvictAbove: 85, Reserve: 2 * gib, Ready: 2},
 		MaxWakes: 4 * runtime.NumCPU(), Hello: 20 * time.Second, Grace: 2 * time.Second,
 		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second,
 	}
@@ -107,6 +123,9 @@ func (c Config) check() error {
 		if d <= 0 {
 			return bad(name + " must be longer than zero")
 		}
+	}
+	if c.Disk.EvictAbove < 1 || c.Disk.EvictAbove > 100 {
+		return bad("disk.evict_above must lie between 1 and 100 percent")
 	}
 	if c.Grace < 0 || c.Margin < 0 {
 		return bad("grace and margin must not be negative")
@@ -145,4 +164,9 @@ func memTotal() uint64 {
 		}
 	}
 	return gib
+}
+
+// pool says where disks are kept.
+func (c Config) pool(log *slog.Logger) diskpool.Config {
+	return diskpool.Config{Dir: filepath.Join(c.Dir, "disks"), Mode: c.Disk.Pool, Device: c.Disk.Device, Bytes: c.Disk.PoolBytes, Log: log}
 }

@@ -118,10 +118,11 @@ func TestPlaceGolden(t *testing.T) {
 	tm := terms()
 	tm.Tier, tm.TierReason, tm.Idle = corev1.Tier_TIER_GVISOR, "the default", durationpb.New(15*time.Minute)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	durable := describe("s1", "default", tm, "sha256:abc", corev1.Origin_ORIGIN_RESUMED, at)
+	durable := describe("s1", "default", tm, "sha256:abc", corev1.Origin_ORIGIN_RESUMED, time.Time{}, at)
 	tm.Persistence = corev1.Persistence_PERSISTENCE_EPHEMERAL
-	brief := describe("s1", "scratch", tm, "sha256:abc", corev1.Origin_ORIGIN_CREATED, at)
-	got := string(durable.json()) + string(brief.json())
+	brief := describe("s1", "scratch", tm, "sha256:abc", corev1.Origin_ORIGIN_CREATED, time.Time{}, at)
+	back := describe("s1", "default", tm, "sha256:abc", corev1.Origin_ORIGIN_RESTORED, at.Add(-time.Hour), at)
+	got := string(durable.json()) + string(brief.json()) + string(back.json())
 	const file = "testdata/session.json.golden"
 	if *rewrite {
 		must(t, os.MkdirAll("testdata", 0o755))

@@ -151,7 +151,7 @@ func (h *host) report(rec inventory.Record, c core.Report) {
 	h.ops.Add(1)
 	go func() {
 		defer h.ops.Done()
-		h.tell(ref, c.What, c.Reason)
+		h.tell(ref, telling{what: c.What, reason: c.Reason})
 		err := h.persist(h.ctx, func(ctx context.Context) error {
 			_, err := bus.Invoke[*schedulerv1.ReportReply](ctx, h.conn, "scheduler", "report",
 				&schedulerv1.ReportRequest{Session: ref, What: "exited", Reason: c.Reason})
@@ -163,16 +163,27 @@ func (h *host) report(rec inventory.Record, c core.Report) {
 	}()
 }
 
-// tell publishes one of this service's events of a session. A second telling has the same id.
-func (h *host) tell(ref *corev1.SessionRef, what, reason string) {
+// telling is one of this service's events of a session.
+type telling struct {
+	what, reason string
+	done, total  uint64
+	// again: it may happen several times in one epoch. Otherwise a second telling has the same id.
+	again bool
+}
+
+// tell publishes an event of a session.
+func (h *host) tell(ref *corev1.SessionRef, t telling) {
 	ctx, cancel := context.WithTimeout(h.ctx, callTime)
 	defer cancel()
-	subject := subjects.Session(ids.Tenant(ref.GetTenant()), ids.SessionKey(ref.GetSession()), what)
-	e := ref.GetEpoch()
-	id := fmt.Sprintf("host-%s-%s-%d-%d-%s", h.id, ref.GetSession(), e.GetIncarnation(), e.GetIndex(), what)
-	ev := &hostv1.Event{Session: ref, Host: string(h.id), At: timestamppb.Now(), What: what, Reason: reason}
+	subject := subjects.Session(ids.Tenant(ref.GetTenant()), ids.SessionKey(ref.GetSession()), t.what)
+	e, at := ref.GetEpoch(), timestamppb.Now()
+	id := fmt.Sprintf("host-%s-%s-%d-%d-%s", h.id, ref.GetSession(), e.GetIncarnation(), e.GetIndex(), t.what)
+	if t.again {
+		id += fmt.Sprintf("-%d", at.AsTime().UnixNano())
+	}
+	ev := &hostv1.Event{Session: ref, Host: string(h.id), At: at, What: t.what, Reason: t.reason, DoneBytes: t.done, TotalBytes: t.total}
 	if _, err := h.conn.Publish(ctx, subject, ev, bus.WithID(id)); err != nil && h.ctx.Err() == nil {
-		h.log.Warn("cannot publish an event", "event", what, "session", ref.GetSession(), "error", err)
+		h.log.Warn("cannot publish an event", "event", t.what, "session", ref.GetSession(), "error", err)
 	}
 }
 

@@ -2,14 +2,24 @@ package hostagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/layer"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
 // gate decides for the data plane of one sandbox. It implements box.Gate.
@@ -61,36 +71,72 @@ func (g *gate) activate() error {
 	return err
 }
 
-// guestSync bounds the writing out before a checkpoint; a guest that does not answer has none.
+// guestSync bounds the writing out before a snapshot; a guest that does not answer has none.
 const guestSync = 15 * time.Second
 
-// Checkpoint commits the disk as it is while the session is awake, with all that was written before
-// it was asked for: the guest writes out what it holds itself, then the host freezes the disk.
-func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
-	if g.sb.guest != nil {
-		sctx, cancel := context.WithTimeout(ctx, guestSync)
-		err := g.sb.guest.Sync(sctx)
-		cancel()
-		if err != nil {
-			return nil, fmt.Errorf("write out before the checkpoint: %w", err)
-		}
+// flush has the guest write out what it holds itself.
+func flush(ctx context.Context, sb *sandbox) error {
+	if sb == nil || sb.guest == nil {
+		return nil
 	}
-	m, err := g.s.h.disks.Checkpoint(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
+	ctx, cancel := context.WithTimeout(ctx, guestSync)
+	defer cancel()
+	if err := sb.guest.Sync(ctx); err != nil {
+		return fmt.Errorf("have the guest write out its files: %w", err)
+	}
+	return nil
+}
+
+// saving names the disk that the gate is for.
+func (g *gate) saving() saver.Session {
+	g.s.mu.Lock()
+	on := g.s.h.saving(g.s.rec)
+	g.s.mu.Unlock()
+	on.Generation, on.Epoch = g.generation, g.epoch
+	return on
+}
+
+// Checkpoint makes the disk as it is the session's head while the session is awake, with all that
+// was written before it was asked for.
+func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
+	g.s.mu.Lock()
+	t := termsOf(g.s.rec)
+	g.s.mu.Unlock()
+	if ephemeral(t) {
+		return nil, errs.E("checkpoint", errkind.Refused, g.s.key.String(), "an ephemeral session is never saved")
+	}
+	if err := flush(ctx, g.sb); err != nil {
+		return nil, err
+	}
+	r, err := g.s.h.saves.Save(ctx, g.saving())
+	g.s.h.meters.saved(r, err)
 	if err != nil {
 		return nil, err
 	}
-	out := g.s.h.manifest(m)
-	g.s.mu.Lock()
-	ref := refOf(g.s.rec)
-	g.s.mu.Unlock()
-	ref.Generation, ref.Epoch = stamp(ids.Epoch(g.generation)), stamp(g.epoch)
-	if err := g.s.h.lease.check(); err != nil {
-		return nil, err
+	return g.s.h.manifest(g.generation, r.Info), nil
+}
+
+// Export writes the session's own files as they are now, from a still copy of its disk.
+func (g *gate) Export(ctx context.Context, w io.Writer) (out layer.Stats, err error) {
+	if err := flush(ctx, g.sb); err != nil {
+		return out, err
 	}
-	if err := g.s.h.commitManifest(ctx, ref, out); err != nil {
-		return nil, err
+	v, err := g.s.h.disks.View(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
+	if err != nil {
+		return out, err
 	}
-	return out, g.s.h.disks.Checkpointed(m)
+	defer func() { err = errors.Join(err, v.Close()) }()
+	root, err := os.OpenFile(v.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return out, err
+	}
+	defer root.Close()
+	upper, err := disk.Beneath(root, disk.Upper, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return out, err
+	}
+	defer upper.Close()
+	return layer.Write(ctx, w, upper, layer.Limits{})
 }
 
 // Place is the text of session.json.

@@ -86,7 +86,7 @@ func (r *rig) start() {
 		h.drv, h.caps, h.bare = r.drv, r.drv.Capabilities(), false
 	}
 	if r.disks != nil {
-		h.disks = r.disks
+		h.disks, h.saves = r.disks, nullSaves{r.disks.(*nullDisks), h}
 	}
 	run := &running{h: h, conn: conn, stop: cancel, done: make(chan error, 1)}
 	ready := make(chan struct{})

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"gocloud.dev/blob"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -18,8 +19,10 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 	"github.com/berth-dev/berth/services/hostagent/internal/fence"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
@@ -37,6 +40,11 @@ type host struct {
 	tiers  []driver.Tier
 	bare   bool // sandboxes have no guest and no data plane
 	disks  disks
+	saves  saves
+	vault  vault          // nil: disks are in memory
+	bucket *blob.Bucket   // of the vault
+	depot  *archive.Depot // the vault
+	pool   *diskpool.Pool
 	images images
 	inv    *inventory.Store
 	box    *box.Server
@@ -50,8 +58,8 @@ type host struct {
 	ctx   context.Context
 	ops   sync.WaitGroup
 	ready chan struct{} // closed once what an earlier process left was taken over
-	// rejoin asks for a join and a sweep now.
-	rejoin chan struct{}
+	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
+	rejoin, erase chan struct{}
 
 	mu       sync.Mutex
 	sessions map[ids.SessionKey]*session

@@ -33,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 	"github.com/berth-dev/berth/services/hostagent/internal/fence"
 	"github.com/berth-dev/berth/services/hostagent/internal/image"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
@@ -54,6 +55,9 @@ func Preflight(cfg Config) error {
 	}
 	if st, err := os.Stat(cfg.Guest); err != nil || st.Mode()&0o111 == 0 {
 		return errs.Errorf("check this host", errkind.Unavailable, "the guest agent %q is not there or not executable", cfg.Guest)
+	}
+	if err := diskpool.Preflight(cfg.pool(nil)); err != nil {
+		return err
 	}
 	return disk.Preflight(filepath.Join(cfg.Dir, "disks"), cfg.Disk.Reserve)
 }
@@ -81,7 +85,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	h = &host{
 		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
 		lease: newLease(cfg.Margin), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
-		ready: make(chan struct{}), rejoin: make(chan struct{}, 1),
+		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 	}
 	defer func() {
@@ -131,18 +135,19 @@ func (h *host) openFence() (err error) {
 
 func (h *host) openDisks(ctx context.Context, load Loader) error {
 	if !h.caps.Disk {
-		h.disks = newNullDisks()
+		mem := newNullDisks()
+		h.disks, h.saves = mem, nullSaves{mem, h}
 		h.cfg.Capacity = h.cfg.Capacity.measured(1 << 50)
 		return nil
 	}
-	store, err := disk.Open(ctx, disk.Config{
-		Dir: filepath.Join(h.cfg.Dir, "disks"), Reserve: h.cfg.Disk.Reserve,
-		Blanks: disk.Blanks{Sizes: h.cfg.Disk.Sizes, Ready: h.cfg.Disk.Ready}, Log: h.log,
-	})
+	store, err := h.openPool(ctx)
 	if err != nil {
 		return err
 	}
 	h.disks = store
+	if err := h.openSaves(ctx, store); err != nil {
+		return err
+	}
 	if h.images, err = image.Open(cmp.Or(h.cfg.ImageStore, filepath.Join(h.cfg.Dir, "images")), load); err != nil {
 		return err
 	}
@@ -153,6 +158,36 @@ func (h *host) openDisks(ctx context.Context, load Loader) error {
 	}
 	h.cfg.Capacity = h.cfg.Capacity.measured(sp.Room())
 	return nil
+}
+
+// openPool opens the file system of the images, and the store of images on it.
+func (h *host) openPool(ctx context.Context) (store *disk.Store, err error) {
+	if h.pool, err = diskpool.Open(ctx, h.cfg.pool(h.log)); err != nil {
+		return nil, err
+	}
+	if why := h.pool.Missing(); why != "" {
+		h.log.Warn("disks are copied for every snapshot", "reason", why)
+	}
+	return disk.Open(ctx, disk.Config{
+		Dir: h.cfg.pool(nil).Dir, Outer: h.pool.Outer(), Reflink: h.pool.Reflink(),
+		Reserve: h.cfg.Disk.Reserve, HighWater: float64(h.cfg.Disk.EvictAbove) / 100,
+		Blanks: disk.Blanks{Sizes: h.cfg.Disk.Sizes, Ready: h.cfg.Disk.Ready},
+		Frozen: h.poolFull, MarkFrozen: h.markFrozen, Log: h.log,
+	})
+}
+
+// poolFull tells the user of a session whose writers wait because the host's pool has no space.
+func (h *host) poolFull(k disk.Key, reason string) {
+	h.mu.Lock()
+	s := h.sessions[k.Session]
+	h.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	rec := s.rec
+	s.mu.Unlock()
+	go h.tell(refOf(rec), telling{what: "quota", reason: reason, again: true})
 }
 
 // unpackImages has the named images ready before the first session asks for one, which would wait
@@ -206,6 +241,9 @@ func (h *host) run(ctx context.Context, ready func()) error {
 		return errors.Join(err, svc.Stop(bg))
 	}
 	h.ops.Go(func() { h.watch(bg) })
+	h.ops.Go(func() { h.snapshots(bg) })
+	h.ops.Go(func() { h.quotas(bg) })
+	h.ops.Go(func() { h.erasures(bg) })
 	close(h.ready)
 	if ready != nil {
 		ready()
@@ -282,6 +320,12 @@ func (h *host) close() error {
 	}
 	if h.disks != nil {
 		out = append(out, h.disks.Close())
+	}
+	if h.pool != nil {
+		out = append(out, h.pool.Close())
+	}
+	if h.bucket != nil {
+		out = append(out, h.bucket.Close())
 	}
 	if h.inv != nil {
 		out = append(out, h.inv.Close())

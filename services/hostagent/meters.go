@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/internal/obs"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
 // meters count what a host does. The zero value is not usable; newMeters makes one.
@@ -16,14 +17,19 @@ type meters struct {
 	wakes, sleeps metric.Float64Histogram
 	streams       metric.Float64Histogram
 	ended         metric.Int64Counter
+	saves, frozen metric.Float64Histogram
+	uploaded      metric.Int64Counter
 }
 
 func newMeters() meters {
 	return meters{
-		wakes:   obs.Histogram("berth.host.wake.seconds", "Time of a wake on this host, by outcome."),
-		sleeps:  obs.Histogram("berth.host.sleep.seconds", "Time of a sleep on this host, by outcome."),
-		streams: obs.Histogram("berth.host.stream.seconds", "Time of an operation of the data plane to its end, by operation and outcome."),
-		ended:   obs.Counter("berth.host.sandbox.ended", "Sandboxes that ended without being asked."),
+		wakes:    obs.Histogram("berth.host.wake.seconds", "Time of a wake on this host, by outcome."),
+		sleeps:   obs.Histogram("berth.host.sleep.seconds", "Time of a sleep on this host, by outcome."),
+		streams:  obs.Histogram("berth.host.stream.seconds", "Time of an operation of the data plane to its end, by operation and outcome."),
+		ended:    obs.Counter("berth.host.sandbox.ended", "Sandboxes that ended without being asked."),
+		saves:    obs.Histogram("berth.host.disk.save.seconds", "Time of a snapshot until it is the session's head, by outcome."),
+		frozen:   obs.Histogram("berth.host.disk.frozen.seconds", "Time that writers waited for a snapshot."),
+		uploaded: obs.Counter("berth.host.disk.uploaded.bytes", "Bytes of snapshots that were brought to the store."),
 	}
 }
 
@@ -45,4 +51,13 @@ func (m meters) lost(what string) {
 
 func (m meters) stream(op string, took time.Duration, err error) {
 	m.streams.Record(context.Background(), took.Seconds(), metric.WithAttributes(attribute.String("op", op)), outcome(err))
+}
+
+func (m meters) saved(r saver.Result, err error) {
+	if err == nil && r.Same {
+		return
+	}
+	m.saves.Record(context.Background(), r.Took.Seconds(), outcome(err))
+	m.frozen.Record(context.Background(), r.Frozen.Seconds())
+	m.uploaded.Add(context.Background(), int64(r.BytesUploaded))
 }

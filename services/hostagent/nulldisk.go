@@ -3,11 +3,14 @@ package hostagent
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
 // nullDisks stands in for a store where the driver uses no disks: it keeps the records and their
@@ -178,3 +181,70 @@ func (n *nullDisks) Sweep(_ context.Context, judge func(disk.Disk) disk.Verdict)
 
 func (n *nullDisks) Space() (disk.Space, error) { return disk.Space{Free: 1 << 40}, nil }
 func (n *nullDisks) Close() error               { return nil }
+
+func (n *nullDisks) Dirty(disk.Key) (bool, error)       { return true, nil }
+func (n *nullDisks) Usage(disk.Key) (disk.Usage, error) { return disk.Usage{}, nil }
+func (n *nullDisks) Grow(_ context.Context, k disk.Key, size uint64) (uint64, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, err := n.find("grow disk", k)
+	if err != nil {
+		return 0, err
+	}
+	d.rec.Size = max(d.rec.Size, size)
+	return d.rec.Size, nil
+}
+
+func (n *nullDisks) View(_ context.Context, k disk.Key, _ ids.Epoch) (*disk.View, error) {
+	return nil, errs.E("look into a disk", errkind.Unimplemented, k.String(), "disks in memory hold no files")
+}
+
+// nullSaves makes manifests of disks in memory, which name nothing that is stored.
+type nullSaves struct {
+	n *nullDisks
+	h *host
+}
+
+func (s nullSaves) Save(ctx context.Context, on saver.Session) (saver.Result, error) {
+	m, err := s.n.Checkpoint(ctx, on.Key, on.Epoch)
+	if err != nil {
+		return saver.Result{}, err
+	}
+	return s.commit(ctx, on, m, s.n.Checkpointed)
+}
+
+func (s nullSaves) Seal(ctx context.Context, on saver.Session) (saver.Result, error) {
+	m, err := s.n.Seal(ctx, on.Key, on.Epoch)
+	if err != nil {
+		return saver.Result{}, err
+	}
+	return s.commit(ctx, on, m, s.n.Commit)
+}
+
+func (s nullSaves) commit(ctx context.Context, on saver.Session, m disk.Manifest, done func(disk.Manifest) error) (saver.Result, error) {
+	r := saver.Result{Info: archive.Info{ID: m.ID, Parent: m.Parent, Epoch: m.Epoch, TakenAt: time.Now(), Size: m.Size, Image: m.Image}}
+	if m.Parent == m.ID || m.ID == "" || m.Parent == "" && s.n.clean(on.Key) {
+		r.Same = true
+		return r, nil
+	}
+	if err := s.h.lease.check(); err != nil {
+		return r, err
+	}
+	if err := s.h.commitManifest(ctx, savingRef(on), s.h.manifest(on.Generation, r.Info)); err != nil {
+		return r, err
+	}
+	return r, done(m)
+}
+
+func (n *nullDisks) clean(k disk.Key) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d := n.disks[k]
+	return d != nil && d.rec.State == disk.Clean
+}
+
+func (nullSaves) Fetch(_ context.Context, on saver.Session, _ saver.Wanted) (saver.Fetched, error) {
+	return saver.Fetched{}, errs.E("restore disk", errkind.NotFound, on.Key.String(), "disks in memory are not saved")
+}
+
+func (nullSaves) Stop(context.Context, disk.Key) error { return nil }

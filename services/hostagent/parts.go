@@ -5,14 +5,16 @@ import (
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
 // disks is what the host needs of a store of disks; *disk.Store is one. Errors, idempotency and
 // concurrency are as said there.
 type disks interface {
 	attacher
-	sealer
+	minder
 	keeper
 }
 
@@ -23,11 +25,12 @@ type attacher interface {
 	Delete(ctx context.Context, k disk.Key) error
 }
 
-type sealer interface {
-	Seal(ctx context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error)
-	Commit(m disk.Manifest) error
-	Checkpoint(ctx context.Context, k disk.Key, epoch ids.Epoch) (disk.Manifest, error)
-	Checkpointed(m disk.Manifest) error
+// minder looks after an attached disk.
+type minder interface {
+	Dirty(k disk.Key) (bool, error)
+	Usage(k disk.Key) (disk.Usage, error)
+	Grow(ctx context.Context, k disk.Key, size uint64) (uint64, error)
+	View(ctx context.Context, k disk.Key, epoch ids.Epoch) (*disk.View, error)
 }
 
 type keeper interface {
@@ -41,4 +44,20 @@ type keeper interface {
 type images interface {
 	Get(digest string) (driver.Image, error)
 	Ensure(ctx context.Context, ref string) (driver.Image, error)
+}
+
+// saves is what brings disks to the store and back; *saver.Saver is one.
+type saves interface {
+	Save(ctx context.Context, on saver.Session) (saver.Result, error)
+	Seal(ctx context.Context, on saver.Session) (saver.Result, error)
+	Fetch(ctx context.Context, on saver.Session, want saver.Wanted) (saver.Fetched, error)
+	Stop(ctx context.Context, k disk.Key) error
+}
+
+// vault is what the store of disks has of a session, apart from any key; nil where disks are in
+// memory.
+type vault interface {
+	Snapshots(ctx context.Context, d archive.Disk, head string) ([]archive.Info, error)
+	Verify(ctx context.Context, d archive.Disk, head, after string, budget uint64) (archive.Verified, error)
+	Erase(ctx context.Context, d archive.Disk) error
 }

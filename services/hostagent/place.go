@@ -28,6 +28,7 @@ type place struct {
 	Idle     float64     `json:"idle_seconds"`
 	Retained float64     `json:"retention_seconds,omitempty"`
 	Origin   string      `json:"origin"`
+	AsOf     *time.Time  `json:"restored_as_of,omitempty"`
 	Since    time.Time   `json:"awake_since"`
 	Text     []string    `json:"text"`
 }
@@ -52,7 +53,7 @@ func originName(o corev1.Origin) string {
 }
 
 // describe states what a sandbox is.
-func describe(session, name string, t *corev1.Terms, image string, o corev1.Origin, now time.Time) place {
+func describe(session, name string, t *corev1.Terms, image string, o corev1.Origin, asOf, now time.Time) place {
 	l := t.GetLimits()
 	p := place{
 		Version: 1, Session: session, Name: name, Tier: tierName(t.GetTier()), Why: t.GetTierReason(),
@@ -60,6 +61,10 @@ func describe(session, name string, t *corev1.Terms, image string, o corev1.Orig
 		Limits:   placeLimits{float64(l.GetCpuMillis()) / 1000, l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes()},
 		Idle:     t.GetIdle().AsDuration().Seconds(),
 		Retained: t.GetRetention().AsDuration().Seconds(),
+	}
+	if !asOf.IsZero() {
+		at := asOf.UTC()
+		p.AsOf = &at
 	}
 	p.Persists = "every file outside /tmp, /run, /proc, /sys and /dev"
 	if t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL {
@@ -90,6 +95,8 @@ func (p place) sentences(persistence corev1.Persistence) []string {
 		out = append(out, "It is new: its home is empty.")
 	case "resumed":
 		out = append(out, "It was used before: the files of the last time are here.")
+	case "restored":
+		out = append(out, fmt.Sprintf("It was used before: the files are as they were at %s; what was written later is not here.", p.AsOf.Format(time.RFC3339)))
 	}
 	return out
 }
@@ -139,5 +146,5 @@ func (s *session) placeText() []byte {
 	if err := fromJSON(s.rec.Terms, &t); err != nil {
 		s.h.log.Warn("the terms of a session are not known", "session", s.key, "error", err)
 	}
-	return describe(string(s.key), s.rec.Name, &t, "", corev1.Origin_ORIGIN_RESUMED, time.Now()).json()
+	return describe(string(s.key), s.rec.Name, &t, "", corev1.Origin_ORIGIN_RESUMED, time.Time{}, time.Now()).json()
 }

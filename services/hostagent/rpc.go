@@ -25,6 +25,9 @@ func (h *host) endpoints(s *bus.Service) error {
 		bus.Handle(s, "delete", h.rpcDelete),
 		bus.Handle(s, "activity", h.rpcActivity),
 		bus.Handle(s, "inventory", h.rpcInventory),
+		bus.Handle(s, "snapshots", h.rpcSnapshots),
+		bus.Handle(s, "verify", h.rpcVerify),
+		bus.Handle(s, "grow", h.rpcGrow),
 	)
 }
 
@@ -106,7 +109,7 @@ func (h *host) rpcDelete(ctx context.Context, _ bus.Request, req *hostv1.DeleteR
 func (s *session) delete(ctx context.Context, g ids.Generation, req *hostv1.DeleteRequest) (*hostv1.DeleteReply, error) {
 	out, err := s.act(ctx, core.Delete{Generation: g}, req)
 	if r := core.RefusalOf(err); r != nil && r.Kind == errkind.StaleEpoch {
-		err = s.h.disks.Delete(ctx, disk.Key{Session: s.key, Generation: g})
+		err = s.h.eraseDisk(ctx, ids.Tenant(req.GetSession().GetTenant()), disk.Key{Session: s.key, Generation: g})
 		return &hostv1.DeleteReply{Removed: err == nil}, err
 	}
 	if err != nil {

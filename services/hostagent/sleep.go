@@ -2,6 +2,7 @@ package hostagent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
@@ -18,9 +19,13 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
-// endTime bounds a sleep, drop or delete; the next command goes on where it stopped.
+// sealTime bounds a sleep, which may have much to save.
+const sealTime = 30 * time.Minute
+
+// endTime bounds a drop or delete; the next command goes on where it stopped.
 const endTime = 2 * time.Minute
 
 // stopWait bounds the attempts to stop one sandbox.
@@ -58,33 +63,55 @@ func (t *timed) do(name string, f func(context.Context) error) {
 // sleep stops processes, takes the compute away, commits the manifest, and answers only then. Each
 // step is idempotent, so a sleep that failed goes on with the next request.
 func (s *session) sleep(o *operation) (proto.Message, error) {
-	ctx, cancel := context.WithTimeout(o.ctx, endTime)
+	ctx, cancel := context.WithTimeout(o.ctx, sealTime)
 	defer cancel()
-	h, k := s.h, o.diskKey()
+	h := s.h
 	t := newTimed(ctx)
 	began := time.Now()
-	var m disk.Manifest
+	var r saver.Result
 	t.do("host.lease", func(context.Context) error { return h.lease.check() })
+	t.do("host.store", func(ctx context.Context) error { return s.storeFirst(ctx, o) })
 	t.do("host.guest.quiesce", func(ctx context.Context) error { return s.quiesce(ctx, o.sb) })
 	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
 	t.do("host.disk.seal", func(ctx context.Context) (err error) {
-		m, err = h.disks.Seal(ctx, k, o.rec.Epoch)
-		return err
+		r, err = h.saves.Seal(ctx, h.saving(o.rec))
+		return s.kept(o, err)
 	})
-	t.do("host.manifest.commit", func(ctx context.Context) error { return s.commit(ctx, o, m) })
-	t.do("host.disk.commit", func(context.Context) error { return h.disks.Commit(m) })
 	h.meters.sleep(time.Since(began), t.err)
 	if t.err != nil {
 		return nil, errs.Wrap("sleep", s.key.String(), t.err)
 	}
-	return &hostv1.SleepReply{Manifest: h.manifest(m), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
+	h.meters.saved(r, nil)
+	_ = h.saves.Stop(ctx, o.diskKey()) // nobody else is at it: it only forgets the key
+	return &hostv1.SleepReply{Manifest: h.manifest(o.rec.Generation, r.Info), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
 }
 
-func parentOf(req proto.Message) string {
-	if r, ok := req.(*hostv1.SleepRequest); ok {
-		return r.GetParent()
+// storeFirst keeps a session awake that nobody forces to sleep while its files could not be saved.
+func (s *session) storeFirst(ctx context.Context, o *operation) error {
+	req, ok := o.req.(*hostv1.SleepRequest)
+	if !ok || req.GetForce() || req.GetIdleSince() == nil || o.sb == nil {
+		return nil
 	}
-	return ""
+	err := s.h.storeReady(ctx)
+	s.tellSaved(o.rec, o.sb, err)
+	if err == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, derr := s.decide(core.Recall{}, nil)
+	return errors.Join(err, derr)
+}
+
+// kept says of a disk that could not be saved that it is whole here.
+func (s *session) kept(o *operation, err error) error {
+	switch errs.Kind(err) {
+	case errkind.Unavailable, errkind.Deadline, errkind.NoCapacity, errkind.Exhausted, errkind.NotLeader:
+	default:
+		return err
+	}
+	s.h.tell(refOf(o.rec), telling{what: "unsaved", reason: "The session stopped, and its files are whole on its host, but they cannot be saved outside it yet: " + err.Error()})
+	return errs.E("save disk", errkind.Unsaved, s.key.String(), err)
 }
 
 func (o *operation) diskKey() disk.Key {
@@ -147,28 +174,10 @@ func (h *host) stop(ctx context.Context, id ids.SandboxID) error {
 	}
 }
 
-// commit moves the session's head to m, unless it is there already.
-func (s *session) commit(ctx context.Context, o *operation, m disk.Manifest) error {
-	if m.ID == "" || m.ID == parentOf(o.req) {
-		return nil
-	}
-	if err := s.h.lease.check(); err != nil {
-		return err
-	}
-	return s.h.commitManifest(ctx, refOf(o.rec), s.h.manifest(m))
-}
-
 func refOf(r inventory.Record) *corev1.SessionRef {
 	return &corev1.SessionRef{
 		Tenant: string(r.Tenant), Session: string(r.Session),
 		Generation: stamp(ids.Epoch(r.Generation)), Epoch: stamp(r.Epoch),
-	}
-}
-
-func (h *host) manifest(m disk.Manifest) *corev1.Manifest {
-	return &corev1.Manifest{
-		Id: m.ID, Generation: stamp(ids.Epoch(m.Generation)), Epoch: stamp(m.Epoch), Parent: m.Parent,
-		ImageDigest: m.Image, TakenAt: timestamppb.Now(), SizeBytes: m.Size, AllocatedBytes: m.Allocated, Host: string(h.id),
 	}
 }
 
@@ -177,6 +186,9 @@ func (s *session) drop(o *operation) error {
 	ctx, cancel := context.WithTimeout(o.ctx, endTime)
 	defer cancel()
 	if err := s.remove(ctx, o); err != nil {
+		return errs.Wrap("remove compute", s.key.String(), err)
+	}
+	if err := s.h.saves.Stop(ctx, o.diskKey()); err != nil {
 		return errs.Wrap("remove compute", s.key.String(), err)
 	}
 	return errs.Wrap("remove compute", s.key.String(), s.h.disks.Detach(ctx, o.diskKey()))
@@ -189,7 +201,11 @@ func (s *session) erase(o *operation) (proto.Message, error) {
 	if err := s.remove(ctx, o); err != nil {
 		return nil, errs.Wrap("delete", s.key.String(), err)
 	}
-	if err := s.h.disks.Delete(ctx, o.diskKey()); err != nil {
+	tenant := o.rec.Tenant
+	if r, ok := o.req.(*hostv1.DeleteRequest); ok {
+		tenant = ids.Tenant(r.GetSession().GetTenant())
+	}
+	if err := s.h.eraseDisk(ctx, tenant, o.diskKey()); err != nil {
 		return nil, errs.Wrap("delete", s.key.String(), err)
 	}
 	return &hostv1.DeleteReply{Removed: true}, nil

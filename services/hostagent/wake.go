@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/internal/obs"
@@ -23,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -36,6 +38,9 @@ type sandbox struct {
 	activate  sync.Mutex // of what follows
 	activated bool
 	oomTold   uint64 // kills for memory that an exit told of
+
+	saved *saved // of session.mu
+	quota int    // the level that was told last; of the one who looks at quotas
 }
 
 // again is the same compute with another channel, or another data plane: whoever minds the sandbox
@@ -43,7 +48,7 @@ type sandbox struct {
 func (sb *sandbox) again(guest *hostend.Conn) *sandbox {
 	sb.activate.Lock()
 	defer sb.activate.Unlock()
-	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated, oomTold: sb.oomTold}
+	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated, oomTold: sb.oomTold, saved: sb.saved, quota: sb.quota}
 }
 
 // wakeTime bounds a wake whose request has no deadline.
@@ -70,6 +75,8 @@ type making struct {
 	image driver.Image
 	disk  disk.Attachment
 	sb    *sandbox
+	// asOf is set if the disk is an older one, as of then.
+	asOf time.Time
 }
 
 // wake makes the session's compute. After an error nothing of it is left, or the sweep finds it.
@@ -98,6 +105,9 @@ func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err erro
 		return nil, nil, errs.Wrap("wake", s.key.String(), err)
 	}
 	out := &hostv1.WakeReply{Origin: m.origin(), ImageDigest: m.image.Digest, Timing: m.timing(times, queued, began)}
+	if !m.asOf.IsZero() {
+		out.RestoredAsOf = timestamppb.New(m.asOf)
+	}
 	return out, m.sb, nil
 }
 
@@ -175,27 +185,70 @@ func (m *making) findImage(ctx context.Context) error {
 	return nil
 }
 
+// attach takes the local image if it is the newest; else it makes one from the store first.
 func (m *making) attach(ctx context.Context) error {
 	t := m.req.GetTerms()
-	a, err := m.s.h.disks.Attach(ctx, disk.Want{
+	want := disk.Want{
 		Key: m.key, Epoch: m.epoch, Head: m.req.GetManifest(),
 		LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Fresh: m.req.GetFresh(),
-		Size: t.GetLimits().GetDiskBytes(), Image: m.image.Digest,
-		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL,
-	})
-	m.disk = a
+		Size: t.GetLimits().GetDiskBytes(), Image: m.image.Digest, Ephemeral: ephemeral(t),
+	}
+	var err error
+	if m.req.GetRestore() == "" {
+		if m.disk, err = m.s.h.disks.Attach(ctx, want); !fetchable(err) || want.Fresh || want.Head == "" || want.Ephemeral {
+			return err
+		}
+		m.s.h.log.Info("the disk comes from the store", "session", m.key.Session, "reason", err)
+	}
+	if want.Head, err = m.fetch(ctx, want.Head); err != nil {
+		return err
+	}
+	// What was fetched is clean and the head, whatever epoch was the last one.
+	m.disk, err = m.s.h.disks.Attach(ctx, want)
 	return err
 }
 
+// fetchable reports whether the host has no image that may be used.
+func fetchable(err error) bool {
+	switch errs.Kind(err) {
+	case errkind.NotFound, errkind.StaleEpoch, errkind.DataLoss:
+		return err != nil
+	}
+	return false
+}
+
+// fetch makes the local image of the head, or of the snapshot that is to be brought back, and
+// returns the head. It tells how far it is.
+func (m *making) fetch(ctx context.Context, head string) (string, error) {
+	h, ref := m.s.h, m.req.GetSession()
+	on := saver.Session{Key: m.key, Tenant: ids.Tenant(ref.GetTenant()), Epoch: m.epoch, Keep: keepOf(m.req.GetTerms())}
+	p := &progress{tell: func(done, total uint64) {
+		h.tell(ref, telling{what: "restoring", done: done, total: total, again: true,
+			reason: fmt.Sprintf("The session's disk comes from the store: %s of %s are here.", size(done), size(total))})
+	}}
+	defer p.end()
+	f, err := h.saves.Fetch(ctx, on, saver.Wanted{Head: head, Snapshot: m.req.GetRestore(), Progress: p.at})
+	if err != nil {
+		return "", err
+	}
+	if m.req.GetUnsaved() || m.req.GetRestore() != "" {
+		m.asOf = f.AsOf
+	}
+	return f.Head, nil
+}
+
 func (m *making) origin() corev1.Origin {
-	if m.req.GetFresh() {
+	switch {
+	case m.req.GetFresh():
 		return corev1.Origin_ORIGIN_CREATED
+	case !m.asOf.IsZero():
+		return corev1.Origin_ORIGIN_RESTORED
 	}
 	return corev1.Origin_ORIGIN_RESUMED
 }
 
 func (m *making) writePlace(context.Context) error {
-	p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), time.Now())
+	p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), m.asOf, time.Now())
 	m.sb = &sandbox{place: p.json()}
 	if !m.s.h.caps.Disk {
 		return nil
@@ -262,4 +315,45 @@ func (m *making) timing(times []steps.Time, queued time.Duration, began time.Tim
 		}
 	}
 	return t
+}
+
+// progress tells how far a restore is, at most once a second and not for what is quick.
+type progress struct {
+	tell func(done, total uint64)
+
+	mu    sync.Mutex
+	began time.Time
+	told  time.Time
+	done  uint64
+	total uint64
+}
+
+const progressEvery = time.Second
+
+func (p *progress) at(done, total uint64) {
+	p.mu.Lock()
+	now := time.Now()
+	if p.began.IsZero() {
+		p.began, p.told = now, now
+	}
+	p.done, p.total = max(p.done, done), total
+	due := now.Sub(p.told) >= progressEvery
+	if due {
+		p.told = now
+	}
+	done = p.done
+	p.mu.Unlock()
+	if due {
+		p.tell(done, total)
+	}
+}
+
+// end tells the last state, if anything was told.
+func (p *progress) end() {
+	p.mu.Lock()
+	told, done, total := p.told.After(p.began), p.done, p.total
+	p.mu.Unlock()
+	if told {
+		p.tell(done, total)
+	}
 }

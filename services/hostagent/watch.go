@@ -60,7 +60,7 @@ func (h *host) news(ev driver.Event) {
 	s.mu.Lock()
 	rec := s.rec
 	s.mu.Unlock()
-	go h.tell(refOf(rec), "oom", "a process was ended because the session is out of memory")
+	go h.tell(refOf(rec), telling{what: "oom", reason: "a process was ended because the session is out of memory"})
 }
 
 func exitReason(status uint32) string {

@@ -22,6 +22,7 @@ type upCmd struct {
 	Tenant       []string      `help:"Development tenants." placeholder:"NAME"`
 	Image        string        `help:"Image of the default templates: an OCI layout or archive, or a registry reference." placeholder:"REF"`
 	ImageStore   string        `help:"Keep unpacked images here instead of in the state folder; one berth up at a time." type:"path" placeholder:"DIR"`
+	Store        string        `help:"Where disks are saved: nats:// (default), file:///folder, s3://bucket, gs://bucket or azblob://container." placeholder:"URL"`
 	Driver       string        `help:"What makes the sandboxes: containerd or null (in memory, for trying the control plane)." enum:"containerd,null," default:""`
 	Metrics      string        `help:"Serve Prometheus metrics on /metrics here." placeholder:"HOST:PORT"`
 	OTLP         string        `name:"otlp" help:"Send traces and metrics to this OTLP endpoint." placeholder:"URL"`
@@ -60,6 +61,7 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 	set(&cfg.Telemetry.SpansFile, c.Spans)
 	set(&cfg.Host.Driver, c.Driver)
 	set(&cfg.Host.ImageStore, c.ImageStore)
+	set(&cfg.Host.Disk.Store, c.Store)
 	cfg.LeaveRunning = cfg.LeaveRunning || c.LeaveRunning
 	if len(c.Tenant) > 0 {
 		cfg.Tenants = c.Tenant

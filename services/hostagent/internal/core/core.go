@@ -155,6 +155,10 @@ type Disown struct{}
 // Stop asks whether the sleep that is running may signal the processes now.
 type Stop struct{}
 
+// Recall takes the sleep that is running back, if it has not touched anything: its session cannot be
+// saved now.
+type Recall struct{}
+
 // Ended is the end of the operation that was started last.
 type Ended struct {
 	Op Op
@@ -172,4 +176,5 @@ func (Lost) event()    {}
 func (Adopt) event()   {}
 func (Disown) event()  {}
 func (Stop) event()    {}
+func (Recall) event()  {}
 func (Ended) event()   {}

@@ -56,6 +56,8 @@ func Decide(s State, ev Event) (State, []Command, error) {
 		return disown(s)
 	case Stop:
 		return stop(s)
+	case Recall:
+		return recall(s)
 	case Ended:
 		return ended(s, ev)
 	}
@@ -181,6 +183,15 @@ func stop(s State) (State, []Command, error) {
 		return s, nil, refuse(errkind.Busy, "the session was opened before it slept")
 	}
 	s.Stopping = true
+	return s, nil, nil
+}
+
+// recall is legal up to the point of no return.
+func recall(s State) (State, []Command, error) {
+	if s.Phase != Sleeping || !s.Running || s.Stopping {
+		return s, nil, refuse(errkind.Internal, "no sleep is running that could be taken back")
+	}
+	s.Recalled = true
 	return s, nil, nil
 }
 

@@ -1,0 +1,123 @@
+package hostagent
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// eraseEvery is how often what could not be erased from the store is tried again.
+const eraseEvery = time.Minute
+
+// noteErase writes down, for sure, that the store still has to be cleaned of a generation. What is
+// there is sealed with a key that is destroyed; it only takes space.
+func (h *host) noteErase(d archive.Disk) error {
+	const op = "note erasure"
+	path := filepath.Join(h.eraseDir(), string(d.Tenant)+"."+string(d.Session)+"."+d.Generation.String())
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return errs.E(op, errkind.Internal, string(d.Session), err)
+	}
+	if err := errors.Join(f.Sync(), f.Close(), syncFolder(h.eraseDir())); err != nil {
+		return errs.E(op, errkind.Internal, string(d.Session), err)
+	}
+	return nil
+}
+
+// eraseDisk removes a disk from this host, with all that was made of it, and from the store. What the
+// store does not give up now is removed later: it does not hold up the session's end.
+func (h *host) eraseDisk(ctx context.Context, t ids.Tenant, k disk.Key) error {
+	if err := h.saves.Stop(ctx, k); err != nil {
+		return err
+	}
+	if err := h.disks.Delete(ctx, k); err != nil {
+		return err
+	}
+	if h.vault == nil || t == "" {
+		return nil
+	}
+	if err := h.noteErase(archive.Disk{Tenant: t, Session: k.Session, Generation: k.Generation}); err != nil {
+		return err
+	}
+	select {
+	case h.erase <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// eraseStored cleans the store of a generation and then forgets that it had to.
+func (h *host) eraseStored(ctx context.Context, d archive.Disk) error {
+	if h.vault == nil {
+		return nil
+	}
+	if err := h.vault.Erase(ctx, d); err != nil {
+		return err
+	}
+	err := os.Remove(filepath.Join(h.eraseDir(), string(d.Tenant)+"."+string(d.Session)+"."+d.Generation.String()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// erasures tries again what could not be erased from the store, until ctx ends.
+func (h *host) erasures(ctx context.Context) {
+	if h.vault == nil {
+		return
+	}
+	tick := time.NewTicker(eraseEvery)
+	defer tick.Stop()
+	for {
+		for _, d := range h.toErase() {
+			if err := h.eraseStored(ctx, d); err != nil && ctx.Err() == nil {
+				h.log.Warn("a deleted disk still takes space in the store", "session", d.Session, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-h.erase:
+		}
+	}
+}
+
+func (h *host) toErase() []archive.Disk {
+	entries, err := os.ReadDir(h.eraseDir())
+	if err != nil {
+		return nil
+	}
+	var out []archive.Disk
+	for _, e := range entries {
+		tenant, rest, _ := strings.Cut(e.Name(), ".")
+		session, generation, _ := strings.Cut(rest, ".")
+		t, err1 := ids.ParseTenant(tenant)
+		k, err2 := ids.ParseSessionKey(session)
+		g, err3 := ids.ParseGeneration(generation)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			h.log.Warn("a note of an erasure cannot be read", "name", e.Name(), "error", err)
+			continue
+		}
+		out = append(out, archive.Disk{Tenant: t, Session: k, Generation: g})
+	}
+	return out
+}

@@ -1,0 +1,88 @@
+package saver
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+// Wanted is the disk that a wake needs.
+type Wanted struct {
+	// Head of the session's manifests.
+	Head string
+	// Snapshot to bring back; empty: the head itself.
+	Snapshot string
+	// Progress is told bytes done and in all, from any goroutine.
+	Progress func(done, total uint64)
+}
+
+// Fetched is a local image that holds exactly Head.
+type Fetched struct {
+	// Head is the session's head now: another one than was wanted if a snapshot was brought back.
+	Head string
+	// AsOf is when the files were as they are.
+	AsOf time.Time
+}
+
+// Fetch makes the local image of a session from the store, instead of a stale one if there is any.
+// The session must be waking here in on.Epoch, and its disk not attached. With a snapshot it first
+// makes that the head, so that it is so whatever happens next.
+func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, error) {
+	const op = "restore disk"
+	if want.Head == "" {
+		return Fetched{}, errs.E(op, errkind.NotFound, on.Key.String(), "the session has no manifest")
+	}
+	j := s.job(on.Key)
+	leave, err := j.enter(ctx, true)
+	if err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
+	defer leave()
+	key, err := s.key(ctx, on, j)
+	if err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
+	ix, err := s.depot.Load(ctx, on.disk(), key, want.Head)
+	if err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
+	out := Fetched{Head: want.Head, AsOf: ix.Info().TakenAt}
+	if want.Snapshot != "" && want.Snapshot != want.Head {
+		if ix, out, err = s.rewind(ctx, on, key, ix, want.Snapshot); err != nil {
+			return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+		}
+	}
+	i := ix.Info()
+	rec := disk.Record{
+		Format: disk.Format, Session: on.Session, Generation: on.Generation, State: disk.Clean,
+		Epoch: i.Epoch, Base: i.ID, Size: i.Size, Image: i.Image,
+	}
+	err = s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
+		return s.depot.Restore(ctx, key, ix, dst, want.Progress)
+	})
+	return out, errs.Wrap(op, on.Key.String(), err)
+}
+
+// rewind makes a manifest with the content of an earlier one, and the head of it.
+func (s *Saver) rewind(ctx context.Context, on Session, key archive.Key, head *archive.Index, snapshot string) (*archive.Index, Fetched, error) {
+	old, err := s.depot.Load(ctx, on.disk(), key, snapshot)
+	if err != nil {
+		return nil, Fetched{}, err
+	}
+	ix, err := s.depot.Rewind(ctx, on.disk(), key, head, snapshot, archive.Meta{Epoch: on.Epoch, TakenAt: time.Now(), Keep: on.Keep})
+	if err != nil {
+		return nil, Fetched{}, err
+	}
+	if err := s.out.Check(); err != nil {
+		return nil, Fetched{}, err
+	}
+	if err := s.out.Commit(ctx, on, ix.Info()); err != nil {
+		return nil, Fetched{}, err
+	}
+	return ix, Fetched{Head: ix.Info().ID, AsOf: old.Info().TakenAt}, nil
+}

@@ -1,0 +1,74 @@
+package hostagent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+)
+
+// How full a disk is when its user hears of it, in percent; below quotaCalm it may be told again.
+const (
+	quotaNear = 90
+	quotaFull = 100
+	quotaCalm = 85
+)
+
+// quotas looks every second how full the disks of awake sessions are, until ctx ends.
+func (h *host) quotas(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, s := range h.all() {
+			s.mu.Lock()
+			rec, sb := s.rec, s.sb
+			awake := s.st.Phase == core.Awake && sb != nil
+			s.mu.Unlock()
+			if awake {
+				h.lookAtQuota(rec, sb)
+			}
+		}
+	}
+}
+
+// lookAtQuota tells when a disk has come near its end, and again when it is full.
+func (h *host) lookAtQuota(rec inventory.Record, sb *sandbox) {
+	u, err := h.disks.Usage(disk.Key{Session: rec.Session, Generation: rec.Generation})
+	if err != nil || u.Size == 0 {
+		return // it was just taken away
+	}
+	level := quotaLevel(u, sb.quota)
+	if level > sb.quota {
+		h.tell(refOf(rec), telling{what: "quota", reason: quotaText(level, u), done: u.Used, total: u.Size, again: true})
+	}
+	sb.quota = level
+}
+
+// quotaLevel is 0, quotaNear or quotaFull. It goes down with hysteresis.
+func quotaLevel(u disk.Usage, was int) int {
+	percent := int(u.Used * 100 / u.Size)
+	switch {
+	case u.Free < 64<<10:
+		return quotaFull
+	case percent >= quotaNear:
+		return max(was, quotaNear)
+	case percent >= quotaCalm && was > 0:
+		return min(was, quotaNear)
+	}
+	return 0
+}
+
+func quotaText(level int, u disk.Usage) string {
+	if level == quotaFull {
+		return fmt.Sprintf("The disk of this session is full (%s): programs cannot write until files are deleted or the plan is raised.", size(u.Size))
+	}
+	return fmt.Sprintf("The disk of this session is %d%% full: %s of %s are left.", u.Used*100/u.Size, size(u.Free), size(u.Size))
+}

@@ -1,0 +1,151 @@
+package hostagent
+
+import (
+	"context"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/fence/frozen"
+	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
+)
+
+const (
+	// lookEvery is how often the host looks which disks are due.
+	lookEvery = time.Second
+	// savers is how many disks are saved at once beside the sessions that go to sleep.
+	savers = 2
+	// lastSaveBackoff is the longest pause after a snapshot that could not be taken.
+	lastSaveBackoff = 5 * time.Minute
+)
+
+// saved is what a host remembers of the snapshots of one epoch.
+type saved struct {
+	next    time.Time
+	failed  int // in a row
+	running bool
+	unsaved bool // it was said that the disk cannot be saved
+}
+
+// memo is what is remembered of a sandbox's snapshots. session.mu is held.
+func (sb *sandbox) memo() *saved {
+	if sb.saved == nil {
+		sb.saved = &saved{}
+	}
+	return sb.saved
+}
+
+// snapshots saves the disks of awake sessions at the interval of their plan, until ctx ends.
+func (h *host) snapshots(ctx context.Context) {
+	places := make(chan struct{}, savers)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, s := range h.all() {
+				if rec, sb, ok := s.due(now); ok {
+					h.ops.Go(func() {
+						places <- struct{}{}
+						defer func() { <-places }()
+						s.snapshot(ctx, rec, sb)
+					})
+				}
+			}
+		}
+	}
+}
+
+// due reports whether a snapshot of the session is due, and takes it upon the caller.
+func (s *session) due(now time.Time) (inventory.Record, *sandbox, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.st.Phase != core.Awake || s.sb == nil || s.sb.memo().running {
+		return inventory.Record{}, nil, false
+	}
+	t := termsOf(s.rec)
+	every := t.GetSnapshots().GetEvery().AsDuration()
+	if every <= 0 || ephemeral(t) {
+		return inventory.Record{}, nil, false
+	}
+	sv := s.sb.memo()
+	if sv.next.IsZero() { // just woken or taken over
+		sv.next = now.Add(every)
+	}
+	if now.Before(sv.next) {
+		return inventory.Record{}, nil, false
+	}
+	sv.running = true
+	return s.rec, s.sb, true
+}
+
+// snapshot saves the disk if it was written to since the last time.
+func (s *session) snapshot(ctx context.Context, rec inventory.Record, sb *sandbox) {
+	on := s.h.saving(rec)
+	err := s.h.save(ctx, on, sb)
+	every := termsOf(rec).GetSnapshots().GetEvery().AsDuration()
+	s.mu.Lock()
+	sv := sb.memo()
+	sv.running = false
+	sv.next = time.Now().Add(every)
+	if err != nil {
+		sv.failed++
+		sv.next = time.Now().Add(min(every<<min(sv.failed, 6), max(every, lastSaveBackoff)))
+	} else {
+		sv.failed = 0
+	}
+	s.mu.Unlock()
+	if ctx.Err() == nil {
+		s.tellSaved(rec, sb, err)
+	}
+}
+
+// save takes one snapshot, of everything that was written before it was asked for: the guest writes
+// out what it holds itself, then the host.
+func (h *host) save(ctx context.Context, on saver.Session, sb *sandbox) error {
+	if err := h.lease.check(); err != nil {
+		return err
+	}
+	if err := flush(ctx, sb); err != nil {
+		return err
+	}
+	if dirty, err := h.disks.Dirty(on.Key); err != nil || !dirty {
+		return err
+	}
+	r, err := h.saves.Save(ctx, on)
+	h.meters.saved(r, err)
+	return err
+}
+
+// tellSaved says once that a disk cannot be saved, and once that it can be again. What a sleep or a
+// delete ended is neither.
+func (s *session) tellSaved(rec inventory.Record, sb *sandbox, err error) {
+	switch errs.Kind(err) {
+	case errkind.Superseded, errkind.StaleEpoch, errkind.NotFound:
+		return
+	}
+	s.mu.Lock()
+	was := sb.memo().unsaved
+	sb.memo().unsaved = err != nil
+	s.mu.Unlock()
+	switch {
+	case err != nil:
+		s.h.log.Warn("cannot save a disk", "session", rec.Session, "error", err)
+		if !was {
+			s.h.tell(refOf(rec), telling{what: "unsaved", again: true,
+				reason: "The files cannot be saved outside their host at the moment; nothing is lost, and the session goes on: " + err.Error()})
+		}
+	case was:
+		s.h.tell(refOf(rec), telling{what: "saved", reason: "The files are saved again.", again: true})
+	}
+}
+
+// markFrozen leaves word for the watchdog, which thaws a disk whose hostagent died in between.
+func (h *host) markFrozen(k disk.Key, mountpoint string) (unmark func(), err error) {
+	return frozen.Mark(frozen.Dir(h.cfg.Dir), k.String(), mountpoint)
+}
