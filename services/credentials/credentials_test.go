@@ -363,19 +363,6 @@ func TestRevokeKillsGrantsAndDestroysTheDataKey(t *testing.T) {
 	}
 }
 
-func bucketKeys(t *testing.T, e *bus.Embedded, name string) []string {
-	t.Helper()
-	b, err := bustest.Connect(t, e, subjects.Service("credentials")).OpenBucket(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys, err := b.Keys(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return keys
-}
-
 // A data key that was destroyed is not in the bus's files any more, not even
 // in its encrypted form; nothing was ever there in the clear.
 func TestDestroyedDataKeyIsGoneFromTheFiles(t *testing.T) {

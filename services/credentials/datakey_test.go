@@ -59,6 +59,19 @@ func (w *world) forget(t *testing.T) {
 	}
 }
 
+func bucketKeys(t *testing.T, e *bus.Embedded, name string) []string {
+	t.Helper()
+	b, err := bustest.Connect(t, e, subjects.Service("credentials")).OpenBucket(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := b.Keys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
 func (w *world) wantNoDataKey(t *testing.T) {
 	t.Helper()
 	if keys := bucketKeys(t, w.bus, "BERTH_DATAKEYS"); len(keys) != 0 {
