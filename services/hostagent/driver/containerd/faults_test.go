@@ -79,7 +79,7 @@ func TestFaultANeighbourHoldsNoDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		if _, err := h.disks.Seal(ctx, disk.Key{Session: one.Session, Generation: one.Generation}, ids.Epoch{Incarnation: 1, Index: 1}); err != nil {
+		if _, _, err := h.disks.SealShot(ctx, disk.Key{Session: one.Session, Generation: one.Generation}, ids.Epoch{Incarnation: 1, Index: 1}); err != nil {
 			t.Errorf("%s: %v", tier, err)
 		}
 		t.Logf("%s: sealed in %s", tier, time.Since(began))

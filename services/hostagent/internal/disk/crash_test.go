@@ -115,7 +115,7 @@ func TestACrashAtAnyStepOfAKnownDiskKeepsTheFiles(t *testing.T) {
 			first.fault = faultAt(point, true)
 			first.run.Fault = first.fault
 			_, crashed := survive(func() error {
-				if _, err := first.Seal(ctx, key(1), ep(1)); err != nil {
+				if _, _, err := first.SealShot(ctx, key(1), ep(1)); err != nil {
 					return err
 				}
 				_, err := first.Attach(ctx, Want{Key: key(1), Epoch: ep(2), LastActive: ep(1)})
@@ -144,13 +144,13 @@ func TestSealIsBusyWhileSomethingUsesTheDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Seal(context.Background(), key(1), ep(1))
+	_, _, err = s.SealShot(context.Background(), key(1), ep(1))
 	wantKind(t, err, errkind.Busy)
 	_ = f.Close()
-	if _, err = s.Seal(context.Background(), key(1), ep(1)); err != nil {
+	if _, _, err = s.SealShot(context.Background(), key(1), ep(1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = s.Seal(context.Background(), key(1), ep(9)); !errs.Is(err, errkind.StaleEpoch) {
+	if _, _, err = s.SealShot(context.Background(), key(1), ep(9)); !errs.Is(err, errkind.StaleEpoch) {
 		t.Errorf("another epoch was sealed: %v", err)
 	}
 }
@@ -198,7 +198,7 @@ func TestSealWhileAnotherProcessHasACopyOfTheMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	if _, err := s.Seal(context.Background(), key(1), ep(1)); err != nil {
+	if _, _, err := s.SealShot(context.Background(), key(1), ep(1)); err != nil {
 		t.Error(err)
 	}
 }

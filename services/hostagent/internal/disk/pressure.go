@@ -239,9 +239,34 @@ func (s *Store) freezeFor(k Key, sp Space) bool {
 		fmtBytes(sp.Free), fmtBytes(sp.Promised))
 	s.log.Error("stopped the writers of a disk", "session", k.Session, "reason", reason)
 	if s.onFrozen != nil {
-		s.onFrozen(k, reason)
+		s.notify(func() { s.onFrozen(k, reason) })
 	}
 	return true
+}
+
+// notify tells others what happened, in order and without any lock: they may call the store.
+func (s *Store) notify(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notices = append(s.notices, f)
+	if s.telling {
+		return
+	}
+	s.telling = true
+	go func() {
+		for {
+			s.mu.Lock()
+			if len(s.notices) == 0 {
+				s.telling = false
+				s.mu.Unlock()
+				return
+			}
+			next := s.notices[0]
+			s.notices = s.notices[1:]
+			s.mu.Unlock()
+			next()
+		}
+	}()
 }
 
 // thawAll lets the writers go on.
@@ -274,7 +299,7 @@ func (s *Store) thaw(k Key) error {
 	}
 	err := h.thaw()
 	if s.onThawed != nil {
-		s.onThawed(k)
+		s.notify(func() { s.onThawed(k) })
 	}
 	return err
 }

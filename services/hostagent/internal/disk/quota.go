@@ -144,11 +144,15 @@ func (s *Store) inside(k Key) (uint64, error) {
 	return n, nil
 }
 
+// growLeast is what a file system may be smaller than its image: ext4 leaves the end of a device unused
+// if it is too short for another group of blocks.
+const growLeast = 8 << 20
+
 // fit sees to it that a file system which was just mounted fills its image. One that cannot is used as
 // it is: the next Attach tries again.
 func (s *Store) fit(ctx context.Context, k Key, size uint64) error {
 	now, err := ext4Size(s.device(k))
-	if err != nil || now+SizeUnit > size {
+	if err != nil || now+growLeast > size {
 		return err
 	}
 	err = s.extend(k, size)

@@ -2,8 +2,6 @@ package disk
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/base32"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -140,8 +138,7 @@ func (r Record) activated(epoch ids.Epoch) Record {
 	return r
 }
 
-// Manifest names a disk at one time. Its id follows from the other fields, so that sealing again
-// gives the same one.
+// Manifest names a disk at one time.
 type Manifest struct {
 	ID         string
 	Session    ids.SessionKey
@@ -154,17 +151,6 @@ type Manifest struct {
 	TakenAt    time.Time
 	// CrashConsistent is true if writers could not be stopped while it was taken.
 	CrashConsistent bool
-}
-
-// manifestID is "m" and 26 characters over everything that tells two states of a disk apart: one
-// epoch seals at most once per parent.
-func manifestID(m Manifest) string {
-	h := sha256.New()
-	for _, s := range []string{"manifest", m.Session.String(), m.Generation.String(), m.Epoch.String(), m.Parent, m.Image} {
-		_, _ = fmt.Fprintf(h, "%d:%s", len(s), s)
-	}
-	enc := base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
-	return "m" + enc.EncodeToString(h.Sum(nil)[:16])
 }
 
 const (

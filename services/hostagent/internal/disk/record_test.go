@@ -69,18 +69,6 @@ func TestFailedWakesNeverMakeADiskStale(t *testing.T) {
 	}
 }
 
-func TestManifestIDTellsStatesApart(t *testing.T) {
-	m := Manifest{Session: "s", Generation: ids.Generation{Incarnation: 1, Index: 1}, Epoch: ep(3), Parent: "m1", Image: "sha256:a"}
-	other := m
-	other.Epoch = ep(4)
-	child := m
-	child.Parent = manifestID(m)
-	seen := map[string]bool{manifestID(m): true, manifestID(other): true, manifestID(child): true}
-	if len(seen) != 3 || manifestID(m) != manifestID(m) {
-		t.Errorf("ids collide or change: %v", seen)
-	}
-}
-
 var errCrash = errors.New("crash")
 
 // Between the write and the rename the old record is still there, whole.

@@ -54,6 +54,23 @@ func (s *Store) SealShot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, *M
 	return sh, nil, nil
 }
 
+// sealable refuses every epoch but the one that the disk was attached for. A session that was
+// active but wrote nothing has not been activated here: the disk is its epoch's all the same.
+func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error) {
+	if rec.Attached != epoch {
+		return rec, errs.E(op, errkind.StaleEpoch, rec.Key().String(),
+			fmt.Sprintf("the disk belongs to epoch %s, not %s", rec.Attached, epoch))
+	}
+	if rec.State == Clean {
+		return rec, nil
+	}
+	next := rec.activated(epoch)
+	if old, err := s.load(rec.Key()); err == nil && next == old {
+		return next, nil
+	}
+	return next, errs.Wrap(op, rec.Key().String(), s.save(next))
+}
+
 // quiet takes the disk from its session and brings the image to stable storage.
 func (s *Store) quiet(op string, k Key) error {
 	if err := s.thaw(k); err != nil {

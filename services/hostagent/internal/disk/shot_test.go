@@ -56,7 +56,7 @@ func dirty(t *testing.T, s *Store, n int) bool {
 	return d
 }
 
-func TestShotsChainAndTheSessionGoesOn(t *testing.T) {
+func TestCheckpointsChainAndTheSessionGoesOn(t *testing.T) {
 	onPools(t, func(t *testing.T, cfg Config) {
 		s := openWith(t, cfg, nil)
 		a := attach(t, s, fresh(1, 1))
@@ -395,4 +395,52 @@ func sumOf(t testing.TB, path string) [32]byte {
 		t.Fatal(err)
 	}
 	return [32]byte(h.Sum(nil))
+}
+
+func TestADeathInACheckpointLeavesNoFrozenDisk(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	dead, err := open(context.Background(), Config{Dir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.blanks.close()
+	a := attach(t, dead, fresh(1, 1))
+	if err := freezeMount(a.Root, true); err != nil {
+		t.Fatal(err)
+	}
+	openTest(t, dir, nil)
+	done := make(chan struct{})
+	go func() { put(t, a, "f", "x"); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("the disk is still frozen")
+		_ = freezeMount(a.Root, false)
+	}
+}
+
+// BenchmarkShoot freezes a disk of 2 GiB with 1 GiB in it after 64 MiB of it were written again.
+func BenchmarkShoot(b *testing.B) {
+	p := ownPool(b, 4<<10)
+	s := openWith(b, Config{Dir: p.point, Reflink: true}, nil)
+	w := fresh(1, 1)
+	w.Size = 2 << 30
+	a := attach(b, s, w)
+	activate(b, s, 1, 1)
+	for i := range 16 {
+		put(b, a, string(rune('a'+i)), strings.Repeat("0123456789abcdef", 4<<20))
+	}
+	saved(b, s, shoot(b, s, 1, 1), "m0")
+	var frozen, took time.Duration
+	for n := range b.N {
+		put(b, a, string(rune('a'+n%16)), strings.Repeat("fedcba9876543210", 4<<20))
+		began := time.Now()
+		sh := shoot(b, s, 1, 1)
+		took += time.Since(began)
+		frozen = max(frozen, sh.Frozen)
+		saved(b, s, sh, "m"+strings.Repeat("x", n+1))
+	}
+	b.ReportMetric(float64(frozen.Microseconds())/1000, "frozen-max-ms")
+	b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "shot-ms")
 }

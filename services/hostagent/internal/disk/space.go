@@ -183,4 +183,7 @@ func (s *Store) release(k Key) {
 	defer s.mu.Unlock()
 	delete(s.active, k)
 	delete(s.saved, k)
+	if h := s.holds[k]; h != nil && h.over() {
+		delete(s.holds, k)
+	}
 }

@@ -3,8 +3,11 @@
 //
 // It guarantees that an image is handed out only if it is provably the session's newest disk (or a
 // blank one for a session that never ran); that every statement of a record is on stable storage
-// before it becomes true; that no image is mounted twice; that the pool cannot run out of space
-// under a loop device; and that a crash at any point leaves something that List shows.
+// before it becomes true; that no image is mounted twice; that a disk which was frozen for a shot is
+// thawed whatever happens; that an image is evicted only if a store has exactly what it holds; that
+// the pool cannot run out of space under a loop device: clones are dropped, then writers stopped,
+// before a promise is broken; and that a crash at any point leaves nothing that the next Open or a
+// Sweep does not find.
 package disk
 
 import (
@@ -43,7 +46,8 @@ const (
 type Config struct {
 	// Dir holds everything: images, blanks and mount points.
 	Dir string
-	// Reserve is kept free in the pool beyond the promises made to active sessions, in bytes.
+	// Reserve is kept free in the pool beyond the promises made to active sessions, in bytes: clones
+	// live from it while the sessions go on.
 	Reserve uint64
 	// Blanks kept ready per size; see Blanks.
 	Blanks Blanks
@@ -56,15 +60,13 @@ type Config struct {
 	// manifest went through a store; 0 means DefaultHighWater.
 	HighWater float64
 	// Frozen is told when the writers of a disk are stopped because the pool is full, with a reason
-	// for a person; Thawed when they go on. Neither may call the store for the same disk. Nil: nobody.
+	// for a person; Thawed when they go on. They are called one after another, in order. Nil: nobody.
 	Frozen func(k Key, reason string)
 	Thawed func(k Key)
 	// MarkFrozen notes outside of this process that a mount is about to be frozen, so that somebody
 	// thaws it if this process dies; unmark takes the note back. Nil: the next Open thaws.
 	MarkFrozen func(k Key, mountpoint string) (unmark func(), err error)
-	// Snapshotter turns a quiet image into a manifest when a session sleeps; nil means Local.
-	Snapshotter Snapshotter
-	Log         *slog.Logger
+	Log        *slog.Logger
 }
 
 // Want asks for the disk of one wake.
@@ -112,7 +114,6 @@ type Store struct {
 	onFrozen   func(Key, string)
 	onThawed   func(Key)
 	markFrozen func(Key, string) (func(), error)
-	snap       Snapshotter
 	log        *slog.Logger
 	run        steps.Runner
 	fault      func(step string) error
@@ -132,6 +133,8 @@ type Store struct {
 	holds     map[Key]*hold  // the last freeze of each disk
 	frozen    map[Key]*hold  // disks that are frozen for the pool's sake
 	saved     map[Key]uint64 // what was written to the loop device until the last committed shot
+	notices   []func()       // that were not told yet
+	telling   bool
 }
 
 // Open makes or reopens the store in cfg.Dir and begins to make blanks. Disks that an earlier
@@ -149,15 +152,12 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 	s := &Store{
 		dir: dir, outer: cfg.Outer, reserve: cfg.Reserve, reflink: cfg.Reflink, highWater: cfg.HighWater,
 		onFrozen: cfg.Frozen, onThawed: cfg.Thawed, markFrozen: cfg.MarkFrozen,
-		snap: cfg.Snapshotter, log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
+		log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
 		busy: map[Key]*sync.Mutex{}, active: map[Key]mounting{}, shots: map[Key]*Shot{}, views: map[Key]*View{},
 		restoring: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, saved: map[Key]uint64{},
 	}
 	if s.highWater <= 0 || s.highWater > 1 {
 		s.highWater = DefaultHighWater
-	}
-	if s.snap == nil {
-		s.snap = Local{}
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
