@@ -25,9 +25,10 @@
 //     session. It survives a crash of the sandbox, of Berth and of the host,
 //     not the loss of the host's disk.
 //   - [Session.Checkpoint] or [Session.Close] returned nil: the manifest is
-//     committed, and no older state of the disk is ever handed out. In this
-//     release the disk itself is on one host; surviving the loss of a host
-//     comes with snapshots to object storage.
+//     committed, and no older state of the disk is ever handed out. What it
+//     names is in the store of disks: it survives the loss of the host.
+//   - [Session.Import] returned nil: every file is fsynced on the host, as with
+//     Write.
 //   - Bytes written to a process's standard input are held by the guest when
 //     the SDK forgets them; what the process did with them only it can say.
 //

@@ -282,6 +282,19 @@ func (c *Client) Call(ctx context.Context, service, method string, in, out proto
 	return c.call(ctx, op, subjects.RPC(service, method, c.me), in, out)
 }
 
+// CallHost is a plain call of a micro endpoint of one host, for operators' tools.
+func (c *Client) CallHost(ctx context.Context, host, method string, in, out proto.Message) error {
+	op := "host " + method
+	h, err := ids.ParseHost(host)
+	if err != nil {
+		return wrap(op, err)
+	}
+	if _, ok := subjects.FindMethod("host", method); !ok {
+		return invalid(op, "there is no such method")
+	}
+	return c.call(ctx, op, subjects.HostRPC(h, method, c.me), in, out)
+}
+
 func (c *Client) call(ctx context.Context, op, subject string, in, out proto.Message) error {
 	body, err := proto.Marshal(in)
 	if err != nil {

@@ -296,20 +296,10 @@ func (f *Files) writeOnce(ctx context.Context, path string, r io.Reader, o Write
 	if st == nil {
 		return 0, &Error{Kind: errkind.Internal, Reason: "the host opened no stream"}
 	}
-	sending, stop := context.WithCancelCause(ctx)
-	sent, ended := make(chan error, 1), make(chan struct{})
-	go func() { defer close(ended); sent <- sendFile(sending, st, r) }()
-	res, err := awaitResult(ctx, st, sent)
-	stop(errors.New("the transfer has ended"))
-	if isLost(err) {
-		st.lose(err)
-		<-ended // r may be read again only when nobody else reads it
-	}
+	res, err := upload(ctx, st, r)
 	if err != nil {
-		st.close(&boxv1.Cancel{})
 		return 0, err
 	}
-	st.close(nil)
 	return int64(res.GetBytes()), nil
 }
 

@@ -137,7 +137,8 @@ func (s *Session) knock(ctx context.Context, op *boxv1.Operation) (st *stream, r
 func streams(op *boxv1.Operation) bool {
 	switch op.GetOp().(type) {
 	case *boxv1.Operation_Exec, *boxv1.Operation_ExecAttach, *boxv1.Operation_ReadFile,
-		*boxv1.Operation_WriteFile, *boxv1.Operation_Watch, *boxv1.Operation_Checkpoint:
+		*boxv1.Operation_WriteFile, *boxv1.Operation_Watch, *boxv1.Operation_Checkpoint,
+		*boxv1.Operation_Export, *boxv1.Operation_Import:
 		return true
 	}
 	return false

@@ -8,7 +8,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
@@ -154,6 +153,10 @@ func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer fun
 		err = x.files.write(st, o.WriteFile, begin)
 	case *boxv1.Operation_Watch:
 		err = x.files.watch(st, o.Watch, begin)
+	case *boxv1.Operation_Export:
+		err = x.files.export(st, begin)
+	case *boxv1.Operation_Import:
+		err = x.files.take(st, o.Import, begin)
 	default:
 		var res *boxv1.Result
 		if res, err = s.short(x, op); err == nil {
@@ -171,10 +174,9 @@ func (s *Server) short(x *session, op *boxv1.Operation) (*boxv1.Result, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		parent := x.manifest
-		x.manifest = x.files.digest()
-		r := x.ref()
-		return &boxv1.Result{Manifest: &corev1.Manifest{Id: x.manifest, Parent: parent, Generation: r.GetGeneration(), Epoch: r.GetEpoch(),
-			TakenAt: timestamppb.Now(), SizeBytes: x.terms.GetLimits().GetDiskBytes(), AllocatedBytes: x.files.size(), Host: string(hostID)}}, nil
+		snap, r := s.commit(x, ""), x.ref()
+		return &boxv1.Result{Manifest: &corev1.Manifest{Id: snap.GetId(), Parent: parent, Generation: r.GetGeneration(), Epoch: r.GetEpoch(),
+			TakenAt: snap.GetTakenAt(), SizeBytes: snap.GetSizeBytes(), AllocatedBytes: snap.GetAllocatedBytes(), Host: string(hostID)}}, nil
 	case *boxv1.Operation_Info:
 		return &boxv1.Result{PlaceJson: `{"tier":"gvisor","network":"none","session_name":"` + x.name + `"}`}, nil
 	case *boxv1.Operation_ListExecs:

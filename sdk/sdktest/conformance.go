@@ -23,7 +23,7 @@ type Env struct {
 	// User makes a token source for a user of the client's tenant; every name
 	// is a user without any session.
 	User func(name string) sdk.TokenSource
-	// Lacks names what the system does not have: pty, watch, checkpoint. A
+	// Lacks names what the system does not have: pty, watch, checkpoint, archives. A
 	// check that needs it is skipped and says so.
 	Lacks map[string]bool
 	// Dir is a directory in every session that may be written; "/root" if empty.
@@ -63,6 +63,8 @@ func Conformance(t *testing.T, factory func(t *testing.T) Env) {
 		{"big_files", "", (*check).bigFiles},
 		{"watch", "watch", (*check).watch},
 		{"checkpoint", "checkpoint", (*check).checkpoint},
+		{"export_import", "archives", (*check).exportImport},
+		{"import_bad_input", "archives", (*check).importBadInput},
 		{"stale_handle", "", (*check).staleHandle},
 		{"two_users", "", (*check).twoUsers},
 	}

@@ -1,8 +1,6 @@
 package sdktest
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -78,17 +76,6 @@ func (f *files) size() (n uint64) {
 		n += uint64(len(x.data))
 	}
 	return n
-}
-
-// digest names the state of all files.
-func (f *files) digest() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	h := sha256.New()
-	for _, p := range slices.Sorted(maps.Keys(f.all)) {
-		fmt.Fprintf(h, "%q %x\n", p, sha256.Sum256(f.all[p].data))
-	}
-	return fmt.Sprintf("m%x", h.Sum(nil)[:16])
 }
 
 func (f *files) content(p string) ([]byte, error) {

@@ -73,7 +73,7 @@ func (s *Server) serve() error {
 		"berth.v1.rpc.identity.*.*.*":  func(m *nats.Msg) { go s.direct(m) },
 		"berth.v1.rpc.*.*.operator":    func(m *nats.Msg) { go s.operator(m) },
 		"berth.v1.box.*.*.*":           s.box,
-		"berth.v1.rpc.host.*.*.*":      func(m *nats.Msg) {},
+		"berth.v1.rpc.host.*.*.*":      func(m *nats.Msg) { go s.operator(m) },
 		"berth.v1.rpc.credentials.*.*": func(m *nats.Msg) {},
 	} {
 		if _, err := s.nc.Subscribe(subject, handler); err != nil {

@@ -21,11 +21,16 @@ func (s *Server) operator(m *nats.Msg) {
 		s.retry(m)
 		return
 	}
-	if err != nil || call.Service != "scheduler" {
+	if err != nil || call.Service != "scheduler" && call.Service != "host" {
 		return
 	}
+	var out proto.Message
 	s.mu.Lock()
-	out, err := s.scheduler(call.Method, m)
+	if call.Service == "host" {
+		out, err = s.host(call, m)
+	} else {
+		out, err = s.scheduler(call.Method, m)
+	}
 	s.mu.Unlock()
 	if err != nil {
 		f := wire(err)
@@ -77,6 +82,12 @@ func (s *Server) scheduler(method string, m *nats.Msg) (proto.Message, error) {
 			return nil, fault{errkind.NotFound, "there is no session " + req.GetSession()}
 		}
 		return &schedulerv1.ShowReply{Record: x.record()}, nil
+	case "restore":
+		req := &schedulerv1.RestoreRequest{}
+		if err := decode(ct, m.Data, req); err != nil {
+			return nil, fault{errkind.Invalid, err.Error()}
+		}
+		return s.restoreLocked(req)
 	case "list":
 		req := &schedulerv1.ListRequest{}
 		if err := decode(ct, m.Data, req); err != nil {
@@ -121,5 +132,6 @@ func (s *Server) list(req *schedulerv1.ListRequest) *schedulerv1.ListReply {
 func (x *session) record() *schedulerv1.SessionRecord {
 	return &schedulerv1.SessionRecord{Session: x.ref(), State: x.state, Revision: x.revision, Host: string(hostID), Manifest: x.manifest,
 		Terms: x.terms, Actor: &corev1.Actor{Tenant: x.tenant, Issuer: Issuer, Subject: x.subject, Frontend: Frontend}, SessionName: x.name,
-		CreatedAt: timestamppb.New(x.created), ChangedAt: timestamppb.New(x.changed), LastWake: x.timing, Origin: corev1.Origin_ORIGIN_CREATED}
+		CreatedAt: timestamppb.New(x.created), ChangedAt: timestamppb.New(x.changed), LastWake: x.timing, Origin: corev1.Origin_ORIGIN_CREATED,
+		Restore: x.restore, RestoredAsOf: x.restoredAsOf}
 }

@@ -199,9 +199,14 @@ func login(p *server.Permissions) (*server.NkeyUser, string, error) {
 func permissions(c subjects.Caller) *server.Permissions {
 	pub, sub := []string{}, []string{c.Inbox() + ".>"}
 	for _, m := range subjects.Methods {
-		if m.Allows(c) && m.Service != "host" {
-			pub = append(pub, subjects.Prefix+"rpc."+m.Service+"."+m.Name+"."+c.Token())
+		if !m.Allows(c) {
+			continue
 		}
+		service := m.Service
+		if service == "host" {
+			service += ".*"
+		}
+		pub = append(pub, subjects.Prefix+"rpc."+service+"."+m.Name+"."+c.Token())
 	}
 	if c.Role == subjects.RoleOperator {
 		pub = append(pub, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>")

@@ -31,7 +31,10 @@ type session struct {
 	origin                     corev1.Origin
 	terms                      *corev1.Terms
 	created, changed           time.Time
-	manifest                   string
+	manifest, restore          string
+	snapshots                  []snapshot // newest first
+	restoredAsOf               *timestamppb.Timestamp
+	damaged                    map[string]string // snapshots whose objects are bad, and why
 	timing                     *corev1.Timing
 	files                      *files
 	execs                      *execs
@@ -83,7 +86,9 @@ func (s *Server) openLocked(who subjects.Caller, u user, name string, env *ident
 	o := &identityv1.OpenReply{Session: x.ref(), Origin: origin, Timing: x.timing, Place: x.place(),
 		Endpoint: &identityv1.Endpoint{Host: string(hostID), HostKey: string(s.hostKey.Public()),
 			Subject: strings.TrimSuffix(subjects.BoxSubject(ids.SessionKey(key), x.epoch, "open"), ".open")}}
-	o.Place.Origin = origin
+	if o.Place.Origin = origin; origin == corev1.Origin_ORIGIN_RESTORED {
+		o.RestoredAsOf = x.restoredAsOf
+	}
 	if err := s.mint(o, who, u, env.GetProofKey()); err != nil {
 		return nil, err
 	}
@@ -122,9 +127,13 @@ func (s *Server) wakeLocked(x *session, requestID string) corev1.Origin {
 	s.event(x, "placed", &schedulerv1.Event{Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: string(hostID), Reason: "the only host"}}})
 	x.state, x.timing = corev1.State_STATE_ACTIVE, timing(4*time.Millisecond)
 	origin := x.origin
-	x.origin = corev1.Origin_ORIGIN_RESUMED
+	x.origin, x.restoredAsOf = corev1.Origin_ORIGIN_RESUMED, nil
+	asOf := s.rewind(x)
+	if asOf != nil {
+		origin = corev1.Origin_ORIGIN_RESTORED
+	}
 	s.event(x, "active", &schedulerv1.Event{Detail: &schedulerv1.Event_Active{Active: &schedulerv1.Active{
-		Host: string(hostID), Origin: origin, Timing: x.timing, Idle: x.terms.Idle, Terms: x.terms, RequestId: requestID}}})
+		Host: string(hostID), Origin: origin, RestoredAsOf: asOf, Timing: x.timing, Idle: x.terms.Idle, Terms: x.terms, RequestId: requestID}}})
 	return origin
 }
 
@@ -155,14 +164,14 @@ func (s *Server) sleepLocked(x *session, why string) {
 		return
 	}
 	x.state = corev1.State_STATE_ASLEEP
-	x.manifest = x.files.digest()
+	s.commit(x, "")
 	s.event(x, "asleep", &schedulerv1.Event{Detail: &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{
 		Manifest: x.manifest, Host: string(hostID), Reason: why, Retention: x.terms.Retention}}})
 }
 
 func (s *Server) gone(x *session, why, requestID string) {
 	x.state = corev1.State_STATE_DELETED
-	x.files = newFiles()
+	x.files, x.snapshots, x.restore = newFiles(), nil, ""
 	s.event(x, "deleted", &schedulerv1.Event{Detail: &schedulerv1.Event_Deleted{Deleted: &schedulerv1.Deleted{RequestId: requestID, Reason: why}}})
 }
 
