@@ -74,7 +74,11 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	t.do("host.guest.quiesce", func(ctx context.Context) error { return s.quiesce(ctx, o.sb) })
 	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
 	t.do("host.disk.seal", func(ctx context.Context) (err error) {
-		r, err = h.saves.Seal(ctx, h.saving(o.rec))
+		if err = h.storeReady(ctx); err == nil {
+			r, err = h.saves.Seal(ctx, h.saving(o.rec))
+		} else {
+			err = errors.Join(err, h.disks.Detach(ctx, o.diskKey()))
+		}
 		return s.kept(o, err)
 	})
 	h.meters.sleep(time.Since(began), t.err)

@@ -227,7 +227,9 @@ func (m *making) fetch(ctx context.Context, head string) (string, error) {
 			reason: fmt.Sprintf("The session's disk comes from the store: %s of %s are here.", size(done), size(total))})
 	}}
 	defer p.end()
-	f, err := h.saves.Fetch(ctx, on, saver.Wanted{Head: head, Snapshot: m.req.GetRestore(), Progress: p.at})
+	f, err := h.saves.Fetch(ctx, on, saver.Wanted{
+		Head: head, LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Snapshot: m.req.GetRestore(), Progress: p.at,
+	})
 	if err != nil {
 		return "", err
 	}

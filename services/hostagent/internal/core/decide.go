@@ -97,6 +97,10 @@ func wake(s State, ev Wake) (State, []Command, error) {
 		}
 	case Awake:
 		return drop(s, "a newer epoch was placed", Retry{})
+	case Sleeping:
+		if s.Running { // the newer epoch means that nobody waits for this sleep; its disk stays whole
+			return s, []Command{Cancel{}, Retry{}}, nil
+		}
 	}
 	if s.Running {
 		return s, []Command{Retry{}}, nil

@@ -420,12 +420,12 @@ func TestADeathInACheckpointLeavesNoFrozenDisk(t *testing.T) {
 	}
 }
 
-// BenchmarkShoot freezes a disk of 2 GiB with 1 GiB in it after 64 MiB of it were written again.
+// BenchmarkShoot freezes a disk of 10 GiB with 1 GiB in it after 64 MiB of it were written again.
 func BenchmarkShoot(b *testing.B) {
-	p := ownPool(b, 4<<10)
+	p := ownPool(b, 12<<10)
 	s := openWith(b, Config{Dir: p.point, Reflink: true}, nil)
 	w := fresh(1, 1)
-	w.Size = 2 << 30
+	w.Size = 10 << 30
 	a := attach(b, s, w)
 	activate(b, s, 1, 1)
 	for i := range 16 {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 )
@@ -15,6 +16,9 @@ import (
 type Wanted struct {
 	// Head of the session's manifests.
 	Head string
+	// LastActive is the last epoch that was ever active: a local image that may hold more than the head
+	// is not replaced.
+	LastActive ids.Epoch
 	// Snapshot to bring back; empty: the head itself.
 	Snapshot string
 	// Progress is told bytes done and in all, from any goroutine.
@@ -60,7 +64,7 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 	i := ix.Info()
 	rec := disk.Record{
 		Format: disk.Format, Session: on.Session, Generation: on.Generation, State: disk.Clean,
-		Epoch: i.Epoch, Base: i.ID, Size: i.Size, Image: i.Image,
+		Epoch: want.LastActive, Base: i.ID, Size: i.Size, Image: i.Image,
 	}
 	err = s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
 		return s.depot.Restore(ctx, key, ix, dst, want.Progress)

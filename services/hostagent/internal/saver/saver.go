@@ -99,6 +99,7 @@ type job struct {
 	turn   chan struct{} // holds one token: whoever has it works on the disk
 	mu     sync.Mutex
 	cancel context.CancelCauseFunc // of the save under way that may be ended, nil if none
+	told   bool                    // that it was
 	key    *archive.Key
 	swept  time.Time
 }
@@ -128,6 +129,7 @@ func (j *job) enter(ctx context.Context, urgent bool) (leave func(), err error) 
 		j.mu.Lock()
 		if j.cancel != nil {
 			j.cancel(errEnded)
+			j.told = true
 		}
 		j.mu.Unlock()
 	}
@@ -143,7 +145,7 @@ func (j *job) enter(ctx context.Context, urgent bool) (leave func(), err error) 
 func (j *job) interruptible(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j.mu.Lock()
-	j.cancel = cancel
+	j.cancel, j.told = cancel, false
 	j.mu.Unlock()
 	return ctx, func() {
 		j.mu.Lock()
