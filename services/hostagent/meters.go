@@ -19,6 +19,7 @@ type meters struct {
 	ended         metric.Int64Counter
 	saves, frozen metric.Float64Histogram
 	uploaded      metric.Int64Counter
+	read, objects metric.Int64Counter
 }
 
 func newMeters() meters {
@@ -30,6 +31,8 @@ func newMeters() meters {
 		saves:    obs.Histogram("berth.host.disk.save.seconds", "Time of a snapshot until it is the session's head, by outcome."),
 		frozen:   obs.Histogram("berth.host.disk.frozen.seconds", "Time that writers waited for a snapshot."),
 		uploaded: obs.Counter("berth.host.disk.uploaded.bytes", "Bytes of snapshots that were brought to the store."),
+		read:     obs.Counter("berth.host.disk.read.bytes", "Bytes of disks that were read for snapshots."),
+		objects:  obs.Counter("berth.host.disk.objects", "Objects of snapshots that were brought to the store."),
 	}
 }
 
@@ -60,4 +63,6 @@ func (m meters) saved(r saver.Result, err error) {
 	m.saves.Record(context.Background(), r.Took.Seconds(), outcome(err))
 	m.frozen.Record(context.Background(), r.Frozen.Seconds())
 	m.uploaded.Add(context.Background(), int64(r.BytesUploaded))
+	m.read.Add(context.Background(), int64(r.BytesRead))
+	m.objects.Add(context.Background(), int64(r.Objects))
 }
