@@ -9,15 +9,39 @@ import (
 	"strings"
 	"time"
 
+	"github.com/berth-dev/berth/internal/blobstore"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 )
 
 // eraseEvery is how often what could not be erased from the store is tried again.
 const eraseEvery = time.Minute
+
+// tidyEvery is how often what killed writers left in the store is removed, and its least age.
+const tidyEvery = time.Hour
+
+// sweepTime bounds one sweep of what a sleeping session does not need any more.
+const sweepTime = 2 * time.Minute
+
+// sweepStored removes from the store what no snapshot of a session that fell asleep needs.
+func (h *host) sweepStored(on saver.Session, head string) {
+	select {
+	case h.sweeping <- struct{}{}:
+		defer func() { <-h.sweeping }()
+	case <-h.ctx.Done():
+		return
+	}
+	ctx, cancel := context.WithTimeout(h.ctx, sweepTime)
+	defer cancel()
+	_, err := h.depot.Sweep(ctx, archive.Disk{Tenant: on.Tenant, Session: on.Session, Generation: on.Generation}, on.Epoch, head, h.lease.check)
+	if err != nil && h.ctx.Err() == nil {
+		h.log.Warn("the store was not swept", "session", on.Session, "error", err)
+	}
+}
 
 // noteErase writes down, for sure, that the store still has to be cleaned of a generation. What is
 // there is sealed with a key that is destroyed; it only takes space.
@@ -86,7 +110,14 @@ func (h *host) erasures(ctx context.Context) {
 	}
 	tick := time.NewTicker(eraseEvery)
 	defer tick.Stop()
+	var tidied time.Time
 	for {
+		if time.Since(tidied) > tidyEvery {
+			tidied = time.Now()
+			if _, err := blobstore.Tidy(ctx, h.bucket, tidyEvery); err != nil && ctx.Err() == nil {
+				h.log.Warn("what killed writers left in the store is still there", "error", err)
+			}
+		}
 		for _, d := range h.toErase() {
 			if err := h.eraseStored(ctx, d); err != nil && ctx.Err() == nil {
 				h.log.Warn("a deleted disk still takes space in the store", "session", d.Session, "error", err)

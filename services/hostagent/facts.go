@@ -3,11 +3,13 @@ package hostagent
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/berth-dev/berth/internal/blobstore"
 	"github.com/berth-dev/berth/internal/bus"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
@@ -45,8 +47,11 @@ func (h *host) tellFacts(ctx context.Context, always bool) {
 func (h *host) gatherFacts() *hostv1.Facts {
 	c := h.cfg.Capacity
 	f := &hostv1.Facts{
-		Host: string(h.id), Boot: h.boot, Kernel: kernel(), Missing: h.caps.Missing,
+		Host: string(h.id), Boot: h.boot, Kernel: kernel(), Missing: h.missing(),
 		Capacity: &corev1.Limits{CpuMillis: c.CPUMillis, MemoryBytes: c.MemoryBytes, Pids: c.PIDs, DiskBytes: c.DiskBytes},
+	}
+	if h.bucket != nil {
+		f.Store = blobstore.Describe(h.cfg.Disk.Store)
 	}
 	for _, t := range h.tiers {
 		f.Tiers = append(f.Tiers, tierOf(string(t)))
@@ -65,6 +70,15 @@ func (h *host) gatherFacts() *hostv1.Facts {
 		f.DiskFreeBytes = sp.Free / freeUnit * freeUnit
 	}
 	return f
+}
+
+// missing is what was tried on this host and is not there.
+func (h *host) missing() []string {
+	out := slices.Clone(h.caps.Missing)
+	if h.pool != nil && h.pool.Missing() != "" {
+		out = append(out, "reflink: "+h.pool.Missing())
+	}
+	return out
 }
 
 func kernel() string {

@@ -60,6 +60,8 @@ type host struct {
 	ready chan struct{} // closed once what an earlier process left was taken over
 	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
 	rejoin, erase chan struct{}
+	// sweeping is the place of sweeps of the store after a sleep, one at a time.
+	sweeping chan struct{}
 
 	mu       sync.Mutex
 	sessions map[ids.SessionKey]*session

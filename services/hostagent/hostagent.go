@@ -85,7 +85,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	h = &host{
 		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
 		lease: newLease(cfg.Margin), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
-		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1),
+		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 	}
 	defer func() {
@@ -172,7 +172,8 @@ func (h *host) openPool(ctx context.Context) (store *disk.Store, err error) {
 		Dir: h.cfg.pool(nil).Dir, Outer: h.pool.Outer(), Reflink: h.pool.Reflink(),
 		Reserve: h.cfg.Disk.Reserve, HighWater: float64(h.cfg.Disk.EvictAbove) / 100,
 		Blanks: disk.Blanks{Sizes: h.cfg.Disk.Sizes, Ready: h.cfg.Disk.Ready},
-		Frozen: h.poolFull, MarkFrozen: h.markFrozen, Log: h.log,
+		Frozen: h.poolFull, Thawed: func(k disk.Key) { h.poolFull(k, "The host's disk pool has space again: programs go on.") },
+		MarkFrozen: h.markFrozen, Log: h.log,
 	})
 }
 

@@ -87,6 +87,9 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	}
 	h.meters.saved(r, nil)
 	_ = h.saves.Stop(ctx, o.diskKey()) // nobody else is at it: it only forgets the key
+	if !r.Same && h.vault != nil {
+		h.ops.Go(func() { h.sweepStored(h.saving(o.rec), r.ID) })
+	}
 	return &hostv1.SleepReply{Manifest: h.manifest(o.rec.Generation, r.Info), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
 }
 
@@ -110,7 +113,7 @@ func (s *session) storeFirst(ctx context.Context, o *operation) error {
 // kept says of a disk that could not be saved that it is whole here.
 func (s *session) kept(o *operation, err error) error {
 	switch errs.Kind(err) {
-	case errkind.Unavailable, errkind.Deadline, errkind.NoCapacity, errkind.Exhausted, errkind.NotLeader:
+	case errkind.Unavailable, errkind.Deadline, errkind.NoCapacity, errkind.Exhausted, errkind.NotLeader, errkind.DataLoss, errkind.Denied:
 	default:
 		return err
 	}

@@ -200,12 +200,20 @@ func (m *making) attach(ctx context.Context) error {
 		}
 		m.s.h.log.Info("the disk comes from the store", "session", m.key.Session, "reason", err)
 	}
+	began := time.Now()
 	if want.Head, err = m.fetch(ctx, want.Head); err != nil {
 		return err
 	}
+	took := time.Since(began)
 	// What was fetched is clean and the head, whatever epoch was the last one.
-	m.disk, err = m.s.h.disks.Attach(ctx, want)
-	return err
+	if m.disk, err = m.s.h.disks.Attach(ctx, want); err != nil {
+		return err
+	}
+	for i := range m.disk.Steps {
+		m.disk.Steps[i].Start += took
+	}
+	m.disk.Steps = append([]steps.Time{{Name: "disk.fetch", Took: took}}, m.disk.Steps...)
+	return nil
 }
 
 // fetchable reports whether the host has no image that may be used.

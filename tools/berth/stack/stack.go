@@ -131,7 +131,11 @@ func (s *stack) foundation(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: s.cfg.Dir, Host: host, Port: port, Callers: callers, Log: s.log})
+	decl, err := declaration(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	s.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: s.cfg.Dir, Host: host, Port: port, Callers: callers, Declaration: &decl, Log: s.log})
 	return err
 }
 

@@ -219,22 +219,6 @@ func (s *Saver) sweep(ctx context.Context, on Session, j *job, head string) {
 	}
 }
 
-// Sweep removes what no snapshot of a session needs, after it fell asleep with this head.
-func (s *Saver) Sweep(ctx context.Context, on Session, head string) {
-	if head == "" {
-		return
-	}
-	j := s.job(on.Key)
-	leave, err := j.enter(ctx, false)
-	if err != nil {
-		return
-	}
-	defer leave()
-	ctx, done := j.interruptible(ctx)
-	defer done()
-	s.sweep(ctx, on, j, head)
-}
-
 func manifestOf(on Session, i archive.Info) disk.Manifest {
 	return disk.Manifest{
 		ID: i.ID, Session: on.Session, Generation: on.Generation, Epoch: i.Epoch, Parent: i.Parent, Image: i.Image,
