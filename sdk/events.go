@@ -221,12 +221,15 @@ func eventBody(name string) proto.Message {
 		return &lifecyclev1.Expiring{}
 	case "expire":
 		return &lifecyclev1.Expire{}
-	case "quota", "oom", "exited":
-		return &hostv1.Event{}
 	}
 	for i := range subjects.Events {
-		if e := subjects.Events[i]; e.Owner == "scheduler" && e.Stream == "BERTH_SESSIONS" && e.Name == name {
+		e := subjects.Events[i]
+		switch {
+		case e.Stream != "BERTH_SESSIONS" || e.Name != name:
+		case e.Owner == "scheduler":
 			return &schedulerv1.Event{}
+		case e.Owner == "hostagent":
+			return &hostv1.Event{}
 		}
 	}
 	return nil

@@ -30,11 +30,13 @@ const sampleKey = "sabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrst"
 func sampleRecord() *schedulerv1.SessionRecord {
 	d := func(v time.Duration) *durationpb.Duration { return durationpb.New(v) }
 	return &schedulerv1.SessionRecord{
+		Restore: "mearlier", Unsaved: true, RestoredAsOf: timestamppb.New(at.Add(-48 * time.Hour)),
 		Session: &corev1.SessionRef{Tenant: "acme", Session: sampleKey, Generation: &corev1.Stamp{Incarnation: 1, Index: 12}, Epoch: &corev1.Stamp{Incarnation: 1, Index: 40}},
 		State:   corev1.State_STATE_ACTIVE, Revision: 9, Host: "local", Manifest: "m1234", SessionName: "default",
 		Terms: &corev1.Terms{Plan: "default", Template: "default", Tier: corev1.Tier_TIER_GVISOR, TierReason: "the default for code that the user wrote",
 			Persistence: corev1.Persistence_PERSISTENCE_DURABLE, Idle: d(15 * time.Minute), Retention: d(30 * 24 * time.Hour),
-			Limits: &corev1.Limits{CpuMillis: 1500, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 3 << 29}},
+			Snapshots: &corev1.Snapshots{Every: d(time.Minute), KeepAll: d(time.Hour), KeepHourly: d(24 * time.Hour), KeepDaily: d(30 * 24 * time.Hour)},
+			Limits:    &corev1.Limits{CpuMillis: 1500, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 3 << 29}},
 		Actor:     &corev1.Actor{Tenant: "acme", Issuer: "http://127.0.0.1:7000/acme", Subject: "ann", Frontend: "cli"},
 		CreatedAt: timestamppb.New(at.Add(-time.Hour)), ChangedAt: timestamppb.New(at), Origin: corev1.Origin_ORIGIN_RESUMED,
 		LastWake: &corev1.Timing{Total: d(312400 * time.Microsecond), Steps: []*corev1.Step{
@@ -64,6 +66,35 @@ func sampleDead() deadListOut {
 		Deliveries: 10, Stored: at, Died: at.Add(time.Minute)}}}
 }
 
+func sampleList() []*hostv1.Snapshot {
+	snap := func(id string, ago time.Duration, allocated, added uint64) *hostv1.Snapshot {
+		return &hostv1.Snapshot{Id: id, TakenAt: timestamppb.New(at.Add(-ago)), Epoch: sampleRecord().GetSession().GetEpoch(),
+			SizeBytes: 3 << 29, AllocatedBytes: allocated, AddedBytes: added, ImageDigest: "sha256:ab"}
+	}
+	list := []*hostv1.Snapshot{snap("m1234", 0, 700<<20, 3<<20), snap("mearlier", time.Hour, 690<<20, 1<<20), snap("moldest", 49*time.Hour, 512<<20, 200<<20)}
+	list[0].RestoredFrom, list[2].CrashConsistent = "moldest", true
+	return list
+}
+
+func sampleSnapshots() snapshotsOut { return snapshotsOutOf(sampleRecord(), sampleList()) }
+
+func sampleRestore() restoreOut {
+	list := sampleList()
+	return restoreOutOf(sampleRecord(), list[0], list[1])
+}
+
+func sampleVerify() verifyOut {
+	out := verifyOutOf(sampleRecord())
+	out.add(&hostv1.VerifyReply{Objects: 30, Bytes: 400 << 20, Snapshots: 3, TotalObjects: 41, Next: "packs/1-40-b",
+		Damaged: []*hostv1.Damage{{Object: "packs/1-40-a", Reason: "it is missing", Snapshots: []string{"m1234", "mearlier", "moldest", "mother"}}}})
+	out.add(&hostv1.VerifyReply{Objects: 11, Bytes: 100 << 20, Snapshots: 3, TotalObjects: 41})
+	return out
+}
+
+func sampleArchive() archiveOut {
+	return archiveOut{Session: sampleKey, Name: "default", Bytes: 5 << 20, Entries: 120, Skipped: 1, SkippedNames: []string{"var/run/socket: it is neither a file, a directory nor a link"}, Attributes: 2}
+}
+
 func sampleEvents() []sdk.Event {
 	ref := sampleRecord().GetSession()
 	sched := func(name string, state corev1.State, rev uint64, fill func(*schedulerv1.Event)) sdk.Event {
@@ -90,6 +121,19 @@ func sampleEvents() []sdk.Event {
 		sched("failed", corev1.State_STATE_FAILED, 5, func(e *schedulerv1.Event) {
 			e.Detail = &schedulerv1.Event_Failed{Failed: &schedulerv1.Failed{Failure: &corev1.Failure{Kind: "internal", Reason: "the guest did not answer"}}}
 		}),
+		event("quota", &hostv1.Event{Session: ref, Host: "local", At: timestamppb.New(at), What: "quota", Reason: "The disk of this session is 93% full: 256 MiB of 4 GiB are left.", DoneBytes: 15 << 28, TotalBytes: 1 << 32}),
+		event("restoring", &hostv1.Event{Session: ref, Host: "local", At: timestamppb.New(at), What: "restoring", DoneBytes: 300 << 20, TotalBytes: 1 << 30}),
+		event("unsaved", &hostv1.Event{Session: ref, Host: "local", At: timestamppb.New(at), What: "unsaved", Reason: "The files cannot be saved outside their host at the moment."}),
+		event("saved", &hostv1.Event{Session: ref, Host: "local", At: timestamppb.New(at), What: "saved", Reason: "The files are saved again."}),
+		sched("rewound", corev1.State_STATE_ASLEEP, 6, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Rewound{Rewound: &schedulerv1.Rewound{Snapshot: "mearlier", AsOf: timestamppb.New(at.Add(-time.Hour)), Head: "m1234"}}
+		}),
+		sched("rewound", corev1.State_STATE_ASLEEP, 7, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Rewound{Rewound: &schedulerv1.Rewound{Head: "m1234"}}
+		}),
+		sched("erased", corev1.State_STATE_DELETED, 8, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Erased{Erased: &schedulerv1.Erased{Hosts: []string{"local", "other"}}}
+		}),
 		event("refused", &lifecyclev1.Refused{Tenant: "acme", Session: sampleKey, RequestId: "r2", Failure: &corev1.Failure{Kind: "refused", Reason: "the tenant is paused"}}),
 	}
 }
@@ -110,6 +154,9 @@ func samples() map[string]func(*app) error {
 	list := listOut{Sessions: []sessionOut{recordOut(sampleRecord())}}
 	copied := copyOut{Files: 2, Dirs: 1, Bytes: 1536, Skipped: []string{"a/socket"}}
 	dead := sampleDead()
+	snapshots, kept := sampleSnapshots(), sampleArchive()
+	restore, verified := sampleRestore(), sampleVerify()
+	grown := growOut{sampleKey, "default", 8 << 30, 8 << 30}
 	one := dead.Messages[0]
 	one.Header, one.Body = map[string][]string{"Ce-Id": {"x"}}, []byte("body\x00")
 	said := func(text string) func(*app) { return func(a *app) { _, _ = a.stdout.Write([]byte(text)) } }
@@ -124,6 +171,11 @@ func samples() map[string]func(*app) error {
 		"session-open-no-wait": show(submittedOut{"rabc"}, said("stored as request rabc\n")),
 		"session-close":        show(doneOut{"default", "closed"}, said("session default closed\n")),
 		"cp":                   show(copied, said(copied.String()+"\n")),
+		"disk-snapshots":       show(snapshots, func(a *app) { a.renderSnapshots(snapshots) }),
+		"disk-restore":         show(restore, func(a *app) { a.renderRestore(restore) }),
+		"disk-verify":          show(verified, func(a *app) { a.renderVerify(verified) }),
+		"disk-grow":            show(grown, func(a *app) { a.renderGrow(grown) }),
+		"disk-export":          show(kept, said(kept.String()+"\n")),
 		"dev-token":            show(tokenOut{"eyJ...", "acme", "ann", at.Truncate(time.Second)}, said("eyJ...\n")),
 		"request-seal": show(sealOut{Subject: "berth.v1.rpc.identity.open.acme.cli", Queue: "berth.v1.request.acme.cli.open",
 			Body: json.RawMessage(`{"sealed":"...","sender":"X..."}`), RequestID: "rabc"}, said(`{"sealed":"...","sender":"X..."}`+"\n")),
@@ -147,7 +199,7 @@ func TestOutput(t *testing.T) {
 	for name, print := range samples() {
 		for ext, json := range map[string]bool{"txt": false, "json": true} {
 			var out bytes.Buffer
-			if err := print(&app{stdout: &out, json: json}); err != nil {
+			if err := print(&app{stdout: &out, json: json, now: func() time.Time { return at.Add(90 * time.Minute) }}); err != nil {
 				t.Fatal(err)
 			}
 			got := out.Bytes()

@@ -77,19 +77,24 @@ type listOut struct {
 
 type showOut struct {
 	sessionOut
-	Issuer      string      `json:"issuer"`
-	Frontend    string      `json:"frontend"`
-	Plan        string      `json:"plan"`
-	TierReason  string      `json:"tier_reason"`
-	Limits      limitsOut   `json:"limits"`
-	IdleMS      float64     `json:"idle_ms"`
-	RetentionMS float64     `json:"retention_ms"`
-	Revision    uint64      `json:"revision"`
-	Manifest    string      `json:"manifest,omitempty"`
-	Origin      string      `json:"origin,omitempty"`
-	CreatedAt   time.Time   `json:"created_at"`
-	Failure     *failureOut `json:"failure,omitempty"`
-	LastWake    timingOut   `json:"last_wake"`
+	Issuer      string    `json:"issuer"`
+	Frontend    string    `json:"frontend"`
+	Plan        string    `json:"plan"`
+	TierReason  string    `json:"tier_reason"`
+	Limits      limitsOut `json:"limits"`
+	IdleMS      float64   `json:"idle_ms"`
+	RetentionMS float64   `json:"retention_ms"`
+	Revision    uint64    `json:"revision"`
+	Manifest    string    `json:"manifest,omitempty"`
+	Restore     string    `json:"restore,omitempty"`
+	Unsaved     bool      `json:"unsaved,omitempty"`
+	Origin      string    `json:"origin,omitempty"`
+	// RestoredAsOf if the last wake restored an older disk.
+	RestoredAsOf *time.Time         `json:"restored_as_of,omitempty"`
+	Snapshots    *termsSnapshotsOut `json:"snapshots,omitempty"`
+	CreatedAt    time.Time          `json:"created_at"`
+	Failure      *failureOut        `json:"failure,omitempty"`
+	LastWake     timingOut          `json:"last_wake"`
 }
 
 type failureOut struct {
@@ -236,7 +241,15 @@ func showOutOf(r *schedulerv1.SessionRecord) showOut {
 	out := showOut{sessionOut: recordOut(r), Issuer: r.GetActor().GetIssuer(), Frontend: r.GetActor().GetFrontend(), Plan: t.GetPlan(),
 		TierReason: t.GetTierReason(), Limits: limitsOutOf(t.GetLimits()), IdleMS: ms(t.GetIdle().AsDuration()),
 		RetentionMS: ms(t.GetRetention().AsDuration()), Revision: r.GetRevision(), Manifest: r.GetManifest(),
+		Restore: r.GetRestore(), Unsaved: r.GetUnsaved(),
 		Origin: word(r.GetOrigin(), "ORIGIN_"), CreatedAt: r.GetCreatedAt().AsTime(), LastWake: timingOutOf(r.GetLastWake())}
+	if at := r.GetRestoredAsOf(); at != nil {
+		asOf := at.AsTime()
+		out.RestoredAsOf = &asOf
+	}
+	if s := t.GetSnapshots(); s != nil {
+		out.Snapshots = &termsSnapshotsOut{ms(s.GetEvery().AsDuration()), ms(s.GetKeepAll().AsDuration()), ms(s.GetKeepHourly().AsDuration()), ms(s.GetKeepDaily().AsDuration())}
+	}
 	if f := r.GetFailure(); f != nil {
 		out.Failure = &failureOut{f.GetKind(), f.GetReason()}
 	}

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 )
@@ -27,6 +28,7 @@ type cli struct {
 	Session sessionCmd `cmd:"" help:"Open, list, show, close and delete sessions."`
 	Exec    execCmd    `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
 	Cp      cpCmd      `cmd:"" help:"Copy files and directories to and from a session."`
+	Disk    diskCmd    `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
 	Tail    tailCmd    `cmd:"" help:"Follow what happens to sessions."`
 	Host    hostCmd    `cmd:"" help:"Hosts of the platform."`
 	Dead    deadCmd    `cmd:"" help:"Messages that could not be handled."`
@@ -44,7 +46,8 @@ type app struct {
 	stdin  io.Reader
 	stdout io.Writer
 	stderr io.Writer
-	colour bool // standard output is a terminal that wants colours
+	colour bool             // standard output is a terminal that wants colours
+	now    func() time.Time // nil: the machine's
 }
 
 // exitCode ends the program with a code and, if set, a sentence.

@@ -126,16 +126,27 @@ func (a *app) renderShow(s showOut) {
 	if s.Failure != nil {
 		failure = s.Failure.Reason + " (" + s.Failure.Kind + ")"
 	}
+	restore, unsaved := "", ""
+	if s.Restore != "" {
+		restore = "the next open brings back snapshot " + s.Restore
+	}
+	if s.Unsaved {
+		unsaved = "what was written after the manifest is on the host's disk only"
+	}
 	a.fields("session", s.Session, "name", s.Name, "tenant", s.Tenant, "user", s.User, "issuer", s.Issuer, "frontend", s.Frontend,
 		"state", s.State, "failure", failure, "host", s.Host, "generation", s.Generation, "epoch", s.Epoch,
-		"revision", strconv.FormatUint(s.Revision, 10), "manifest", s.Manifest, "plan", s.Plan, "template", s.Template,
+		"revision", strconv.FormatUint(s.Revision, 10), "manifest", s.Manifest, "restore", restore, "unsaved", unsaved, "plan", s.Plan, "template", s.Template,
 		"tier", s.Tier+reasonWord(s.TierReason), "limits", s.Limits.String(), "persistence", s.Persistence,
-		"idle", span(s.IdleMS), "retention", span(s.RetentionMS), "created", s.CreatedAt.UTC().Format(time.RFC3339),
+		"idle", span(s.IdleMS), "retention", span(s.RetentionMS), "snapshots", snapshotsWord(s.Snapshots), "created", s.CreatedAt.UTC().Format(time.RFC3339),
 		"changed", s.ChangedAt.UTC().Format(time.RFC3339))
 	if len(s.LastWake.Steps) == 0 {
 		return
 	}
-	fmt.Fprintf(a.stdout, "\nlast wake (%s), %s in all\n", or(s.Origin, "unknown"), msWord(s.LastWake.TotalMS))
+	origin := or(s.Origin, "unknown")
+	if s.RestoredAsOf != nil {
+		origin += " as of " + when(*s.RestoredAsOf)
+	}
+	fmt.Fprintf(a.stdout, "\nlast wake (%s), %s in all\n", origin, msWord(s.LastWake.TotalMS))
 	rows := [][]string{{"  STEP", pad("START", 10), pad("TOOK", 10), ""}}
 	steps := slices.Clone(s.LastWake.Steps)
 	slices.SortStableFunc(steps, func(x, y stepOut) int {

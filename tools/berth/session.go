@@ -126,55 +126,16 @@ func (c *sessionListCmd) all(a *app) (listOut, error) {
 	}
 }
 
-type sessionShowCmd struct {
-	userFlags
-	selector
-}
+type sessionShowCmd struct{ target }
 
 func (c *sessionShowCmd) Run(a *app) error {
-	key := c.Session
-	if _, err := ids.ParseSessionKey(key); err != nil {
-		if key, err = c.key(a); err != nil {
-			return err
-		}
-	}
-	op, err := a.operator()
+	op, rec, err := c.find(a)
 	if err != nil {
 		return err
 	}
 	defer op.Close()
-	reply := &schedulerv1.ShowReply{}
-	if err := op.Call(a.ctx, "scheduler", "show", &schedulerv1.ShowRequest{Tenant: c.Tenant, Session: key}, reply); err != nil {
-		return err
-	}
-	if reply.GetRecord() == nil {
-		return fmt.Errorf("there is no session %s", key)
-	}
-	out := showOutOf(reply.GetRecord())
+	out := showOutOf(rec)
 	return a.print(out, func() { a.renderShow(out) })
-}
-
-// key asks identity for the key of a name of the user's.
-func (c *sessionShowCmd) key(a *app) (string, error) {
-	cl, err := c.connect(a)
-	if err != nil {
-		return "", err
-	}
-	defer cl.Close()
-	if _, err := ids.ParseSessionName(c.Session); err != nil {
-		return "", exitCode{2, err.Error()}
-	}
-	list, err := cl.Status(a.ctx, sdk.UserSession{Name: c.Session})
-	if err != nil {
-		return "", err
-	}
-	for _, s := range list {
-		if s.Name == c.Session {
-			c.Tenant = string(cl.Identity().Tenant)
-			return s.Key, nil
-		}
-	}
-	return "", fmt.Errorf("this user has no session %s", c.Session)
 }
 
 type sessionCloseCmd struct {

@@ -99,6 +99,7 @@ func (a *app) eventJSON(e sdk.Event) error {
 // is trouble.
 var eventColour = map[string]string{
 	"active": "32", "renewed": "32", "admitted": "33", "placed": "33", "resume": "33", "asleep": "34", "idle": "34", "deleted": "90", "paused": "35", "pause": "35",
+	"restoring": "33", "saved": "32", "rewound": "35", "erased": "90", "unsaved": "31",
 	"expiring": "35", "expire": "35", "failed": "31", "displaced": "31", "unplaceable": "31", "refused": "31", "quota": "31", "oom": "31", "exited": "31",
 }
 
@@ -125,7 +126,7 @@ func eventText(e sdk.Event) string {
 	case *schedulerv1.Event:
 		return schedulerText(b)
 	case *hostv1.Event:
-		return b.GetReason()
+		return hostText(b)
 	case *lifecyclev1.Resume:
 		return "wake asked for with " + b.GetTerms().GetTemplate() + ", " + word(b.GetTerms().GetTier(), "TIER_")
 	case *lifecyclev1.Refused:
@@ -136,6 +137,19 @@ func eventText(e sdk.Event) string {
 		return "expires at " + b.GetExpiresAt().AsTime().Format(time.RFC3339)
 	}
 	return ""
+}
+
+// hostText is the host's sentence, and how far a restore is.
+func hostText(b *hostv1.Event) string {
+	total := b.GetTotalBytes()
+	if b.GetWhat() != "restoring" || total == 0 {
+		return b.GetReason()
+	}
+	done := fmt.Sprintf("%d%%", uint64(float64(b.GetDoneBytes())/float64(total)*100))
+	if b.GetReason() == "" {
+		return bytesWord(b.GetDoneBytes()) + " of " + bytesWord(total) + " are back, " + done
+	}
+	return b.GetReason() + " (" + done + ")"
 }
 
 func schedulerText(b *schedulerv1.Event) string {
@@ -162,6 +176,13 @@ func schedulerText(b *schedulerv1.Event) string {
 		return d.Unplaceable.GetReason()
 	case *schedulerv1.Event_Deleted:
 		return d.Deleted.GetReason()
+	case *schedulerv1.Event_Erased:
+		return "nothing of it is left on " + or(strings.Join(d.Erased.GetHosts(), ", "), "any host")
+	case *schedulerv1.Event_Rewound:
+		if d.Rewound.GetSnapshot() == "" {
+			return "the next open has the newest files after all"
+		}
+		return fmt.Sprintf("the next open brings back snapshot %s, as of %s", d.Rewound.GetSnapshot(), when(d.Rewound.GetAsOf().AsTime()))
 	}
 	return ""
 }
