@@ -28,6 +28,7 @@ type diskCmd struct {
 type target struct {
 	userFlags
 	selector
+	attempt time.Duration // that a request may take; 0: the usual
 }
 
 // find logs in as operator and gets scheduler's record of the session.
@@ -38,7 +39,7 @@ func (t *target) find(a *app) (*sdk.Client, *schedulerv1.SessionRecord, error) {
 			return nil, nil, err
 		}
 	}
-	op, err := a.operator()
+	op, err := a.operatorWith(t.attempt)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -230,7 +231,11 @@ func (c *diskRestoreCmd) choose(list []*hostv1.Snapshot, at time.Time) (*hostv1.
 
 type diskVerifyCmd struct{ target }
 
+// verifyPart is how long a host may read for one part: a slow store has time.
+const verifyPart = 4 * time.Minute
+
 func (c *diskVerifyCmd) Run(a *app) error {
+	c.attempt = verifyPart
 	op, rec, err := c.find(a)
 	if err != nil {
 		return err
@@ -284,12 +289,15 @@ type diskGrowCmd struct {
 	Size    string `arg:"" help:"Its new size, for example 8GiB." placeholder:"SIZE"`
 }
 
+// growTime is how long a file system may take to grow.
+const growTime = 2 * time.Minute
+
 func (c *diskGrowCmd) Run(a *app) error {
 	size, err := parseSize(c.Size)
 	if err != nil {
 		return err
 	}
-	t := target{c.userFlags, selector{c.Session}}
+	t := target{userFlags: c.userFlags, selector: selector{c.Session}, attempt: growTime}
 	op, rec, err := t.find(a)
 	if err != nil {
 		return err

@@ -143,12 +143,15 @@ func operatorFile(dir string) string {
 }
 
 // operator logs in as operator.
-func (a *app) operator() (*sdk.Client, error) {
+func (a *app) operator() (*sdk.Client, error) { return a.operatorWith(0) }
+
+// operatorWith is operator with another time for each attempt of a request.
+func (a *app) operatorWith(attempt time.Duration) (*sdk.Client, error) {
 	path := operatorFile(a.dir)
 	if _, err := os.Stat(path); err != nil {
 		return nil, fmt.Errorf("the operator's login %s cannot be read; this command needs it: %w", path, errors.Unwrap(err))
 	}
-	return dial(a.ctx, sdk.Config{ClientFile: path})
+	return dial(a.ctx, sdk.Config{ClientFile: path, Timeout: attempt})
 }
 
 // selector names one session of the user: a name or a key.

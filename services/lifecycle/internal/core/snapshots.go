@@ -16,9 +16,9 @@ const (
 	MostEvery = 24 * time.Hour
 	// MostKept is how long any snapshot may be kept.
 	MostKept = 10 * 365 * 24 * time.Hour
-	// MostAll bounds how many snapshots keep_all may keep at once: a manifest
-	// lists them all.
-	MostAll = 10_000
+	// MostSnapshots may be kept of one session at once: every manifest lists
+	// them all, and takes 1024.
+	MostSnapshots = 1000
 )
 
 // Snapshots says how often the disk of an awake session is saved and which of
@@ -73,8 +73,26 @@ func (s Snapshots) validate() error {
 			return fmt.Errorf("snapshots.%s is %s; it must be at most %s (ten years)", k.name, k.keep, MostKept)
 		}
 	}
-	if s.Every > 0 && s.KeepAll/s.Every > MostAll {
-		return fmt.Errorf("snapshots.keep_all is %s, which keeps more than %d snapshots when one is taken every %s", s.KeepAll, MostAll, s.Every)
+	return s.few()
+}
+
+// few refuses rules that keep too many snapshots, and names the one that keeps most.
+func (s Snapshots) few() error {
+	rules := []struct {
+		name string
+		n    int64
+	}{{"keep_all", 0}, {"keep_hourly", int64(s.KeepHourly / time.Hour)}, {"keep_daily", int64(s.KeepDaily / (24 * time.Hour))}}
+	if s.Every > 0 {
+		rules[0].n = int64(s.KeepAll / s.Every)
+	}
+	most, total := rules[0], int64(0)
+	for _, r := range rules {
+		if total += r.n; r.n > most.n {
+			most = r
+		}
+	}
+	if total > MostSnapshots {
+		return fmt.Errorf("snapshots.%s keeps %d snapshots of one session; in all at most %d are kept", most.name, most.n, MostSnapshots)
 	}
 	return nil
 }

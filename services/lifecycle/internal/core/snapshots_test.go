@@ -15,18 +15,21 @@ func TestSnapshotsThatMakeNoSense(t *testing.T) {
 		change func(*Snapshots)
 		say    string
 	}{
-		"too often":          {func(s *Snapshots) { s.Every = 4999 * time.Millisecond }, "snapshots.every"},
-		"negative":           {func(s *Snapshots) { s.Every = -time.Second }, "snapshots.every"},
-		"hardly ever":        {func(s *Snapshots) { s.Every = 25 * time.Hour }, "snapshots.every"},
-		"negative keep_all":  {func(s *Snapshots) { s.KeepAll = -1 }, "snapshots.keep_all"},
-		"negative hourly":    {func(s *Snapshots) { s.KeepHourly = -time.Hour }, "snapshots.keep_hourly"},
-		"for ever":           {func(s *Snapshots) { s.KeepDaily = 1 << 62 }, "snapshots.keep_daily"},
-		"too many of them":   {func(s *Snapshots) { s.Every, s.KeepAll = 5*time.Second, 720*time.Hour }, "snapshots.keep_all"},
-		"all for ever":       {func(s *Snapshots) { s.KeepAll = MostKept + 1 }, "snapshots.keep_all"},
-		"hourly for ever":    {func(s *Snapshots) { s.KeepHourly = MostKept + 1 }, "snapshots.keep_hourly"},
-		"good":               {func(*Snapshots) {}, ""},
-		"off and none kept":  {func(s *Snapshots) { *s = Snapshots{} }, ""},
-		"the least interval": {func(s *Snapshots) { s.Every = LeastEvery }, ""},
+		"too often":           {func(s *Snapshots) { s.Every = 4999 * time.Millisecond }, "snapshots.every"},
+		"negative":            {func(s *Snapshots) { s.Every = -time.Second }, "snapshots.every"},
+		"hardly ever":         {func(s *Snapshots) { s.Every = 25 * time.Hour }, "snapshots.every"},
+		"negative keep_all":   {func(s *Snapshots) { s.KeepAll = -1 }, "snapshots.keep_all"},
+		"negative hourly":     {func(s *Snapshots) { s.KeepHourly = -time.Hour }, "snapshots.keep_hourly"},
+		"for ever":            {func(s *Snapshots) { s.KeepDaily = 1 << 62 }, "snapshots.keep_daily"},
+		"too many of them":    {func(s *Snapshots) { s.Every, s.KeepAll = 5*time.Second, 720*time.Hour }, "snapshots.keep_all"},
+		"many weeks of hours": {func(s *Snapshots) { s.KeepHourly = 1001 * time.Hour }, "snapshots.keep_hourly"},
+		"three years of days": {func(s *Snapshots) { s.KeepDaily = 3 * 365 * 24 * time.Hour }, "snapshots.keep_daily"},
+		"two years of days":   {func(s *Snapshots) { s.KeepDaily = 2 * 365 * 24 * time.Hour }, ""},
+		"all for ever":        {func(s *Snapshots) { s.KeepAll = MostKept + 1 }, "snapshots.keep_all"},
+		"hourly for ever":     {func(s *Snapshots) { s.KeepHourly = MostKept + 1 }, "snapshots.keep_hourly"},
+		"good":                {func(*Snapshots) {}, ""},
+		"off and none kept":   {func(s *Snapshots) { *s = Snapshots{} }, ""},
+		"the least interval":  {func(s *Snapshots) { s.Every = LeastEvery }, ""},
 	} {
 		s := base
 		c.change(&s)
