@@ -364,6 +364,12 @@ func newFakeCredentials(t *testing.T, c *bus.Conn) *fakeCredentials {
 			return &credentialsv1.JwksReply{Jwks: jwks, Revoked: f.revoked}, nil
 		})
 	}
+	if err == nil {
+		err = bus.Handle(svc, "datakey", func(_ context.Context, _ bus.Request, req *credentialsv1.DataKeyRequest) (*credentialsv1.DataKeyReply, error) {
+			sealed, err := seal.SealTo(seal.Public(req.GetHostKey()), make([]byte, 32), rand.Reader)
+			return &credentialsv1.DataKeyReply{SealedKey: sealed}, err
+		})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

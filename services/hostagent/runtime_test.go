@@ -19,6 +19,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 )
 
 // realRig is a rig on the containerd driver with real disks and a busybox image, or a skip that
@@ -44,7 +45,7 @@ func realRig(t *testing.T) *rig {
 	if r.cfg.Runtimes = os.Getenv("BERTH_RUNTIMES"); r.cfg.Runtimes == "" {
 		r.cfg.Runtimes = filepath.Join(cache, "runtimes", "current", "bin")
 	}
-	r.cfg.Disk = DiskConfig{Ready: 1}
+	r.cfg.Disk.Reserve, r.cfg.Disk.Ready = 0, 1
 	r.cfg.Hello = 20 * time.Second
 	if err := drivers[driverContainerd].preflight(r.cfg); err != nil {
 		t.Skipf("skipped: %v", err)
@@ -224,11 +225,17 @@ func clearHost(t *testing.T, r *rig) {
 	if err = errsJoin(err, d.Close()); err != nil {
 		t.Errorf("clear the host: %v", err)
 	}
-	store, err := disk.Open(ctx, disk.Config{Dir: filepath.Join(r.cfg.Dir, "disks")})
+	pool, err := diskpool.Open(ctx, r.cfg.pool(nil))
+	if err != nil {
+		t.Errorf("clear the disks: %v", err)
+		return
+	}
+	store, err := disk.Open(ctx, disk.Config{Dir: filepath.Join(r.cfg.Dir, "disks"), Reflink: pool.Reflink()})
 	if err == nil {
 		_, err = store.Sweep(ctx, func(disk.Disk) disk.Verdict { return disk.Remove })
 		err = errsJoin(err, store.Close())
 	}
+	err = errsJoin(err, pool.Close())
 	if err != nil {
 		t.Errorf("clear the disks: %v", err)
 	}

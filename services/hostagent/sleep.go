@@ -117,7 +117,8 @@ func (s *session) kept(o *operation, err error) error {
 	default:
 		return err
 	}
-	s.h.tell(refOf(o.rec), telling{what: "unsaved", reason: "The session stopped, and its files are whole on its host, but they cannot be saved outside it yet: " + err.Error()})
+	s.h.log.Warn("a session stopped and its disk cannot be saved yet", "session", s.key, "error", err)
+	s.h.tell(refOf(o.rec), telling{what: "unsaved", reason: "The session stopped, and its files are whole on its host, but they cannot be saved outside it yet."})
 	return errs.E("save disk", errkind.Unsaved, s.key.String(), err)
 }
 

@@ -123,7 +123,7 @@ func (h *host) save(ctx context.Context, on saver.Session, sb *sandbox) error {
 }
 
 // tellSaved says once that a disk cannot be saved, and once that it can be again. What a sleep or a
-// delete ended is neither.
+// delete ended is neither. Users hear that it is so; why, with the names of the store, is in the log.
 func (s *session) tellSaved(rec inventory.Record, sb *sandbox, err error) {
 	switch errs.Kind(err) {
 	case errkind.Superseded, errkind.StaleEpoch, errkind.NotFound:
@@ -138,7 +138,7 @@ func (s *session) tellSaved(rec inventory.Record, sb *sandbox, err error) {
 		s.h.log.Warn("cannot save a disk", "session", rec.Session, "error", err)
 		if !was {
 			s.h.tell(refOf(rec), telling{what: "unsaved", again: true,
-				reason: "The files cannot be saved outside their host at the moment; nothing is lost, and the session goes on: " + err.Error()})
+				reason: "The files cannot be saved outside their host at the moment; nothing is lost, and the session goes on."})
 		}
 	case was:
 		s.h.tell(refOf(rec), telling{what: "saved", reason: "The files are saved again.", again: true})
