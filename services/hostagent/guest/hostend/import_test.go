@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +56,10 @@ func TestImportsThatFail(t *testing.T) {
 	dir := t.TempDir()
 	good := archiveOf(t, map[string][]byte{"f": make([]byte, 3<<20)})
 	broken := errors.New("the pipe broke")
+	file := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, k := range map[string]struct {
 		path string
 		r    io.Reader
@@ -65,7 +70,7 @@ func TestImportsThatFail(t *testing.T) {
 		"cut off":       {dir, bytes.NewReader(good[:1<<20]), hostend.ErrInvalid, "archive"},
 		"relative":      {"x", bytes.NewReader(good), hostend.ErrInvalid, "not absolute"},
 		"no directory":  {dir + "/none", bytes.NewReader(good), hostend.ErrNotFound, "none"},
-		"a file":        {"/etc/passwd", bytes.NewReader(good), hostend.ErrNotDir, "passwd"},
+		"a file":        {file, bytes.NewReader(good), hostend.ErrNotDir, "plain"},
 		"broken source": {dir, io.MultiReader(bytes.NewReader(good[:1<<20]), brokenReader{broken}), broken, "broke"},
 	} {
 		if _, err := c.Import(testContext(t), k.path, k.r); !errors.Is(err, k.err) || !strings.Contains(err.Error(), k.say) {
@@ -118,5 +123,61 @@ func TestImportOntoAFullDisk(t *testing.T) {
 	_, err := c.Import(testContext(t), dir, bytes.NewReader(archiveOf(t, map[string][]byte{"f": noise})))
 	if !errors.Is(err, hostend.ErrNoSpace) || !strings.Contains(err.Error(), "the disk is full") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestImportIntoAGuest takes an archive where the guest is; with BERTH_TEST_RUNTIME that is a real
+// sandbox, whose kernel may know less than this machine's.
+func TestImportIntoAGuest(t *testing.T) {
+	c := startGuest(t).attach()
+	dir, err := os.MkdirTemp("/var/tmp", "berth-import-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// A directory of this test alone: the guest's files may be this machine's.
+	outside, err := os.MkdirTemp("/var/tmp", "berth-outside-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(outside) })
+	var raw bytes.Buffer
+	w := tar.NewWriter(&raw)
+	for _, h := range []*tar.Header{
+		{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o1750},
+		{Name: "d/f", Typeflag: tar.TypeReg, Mode: 0o4711, Size: 3, Uid: 12, Gid: 13, ModTime: time.Unix(1_600_000_000, 0),
+			PAXRecords: map[string]string{"SCHILY.xattr.user.note": "x"}},
+		{Name: "d/hard", Typeflag: tar.TypeLink, Linkname: "d/f"},
+		{Name: "d/soft", Typeflag: tar.TypeSymlink, Linkname: outside, ModTime: time.Unix(1_600_000_000, 0)},
+		{Name: "d/soft/f", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+		{Name: "up", Typeflag: tar.TypeSymlink, Linkname: "../" + filepath.Base(outside)},
+		{Name: "up/f", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+		{Name: "up/below/f", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+		{Name: "gone/x", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+		{Name: ".wh.gone", Typeflag: tar.TypeReg},
+		{Name: "replaced/x", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+		{Name: "replaced", Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+	} {
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Size > 0 {
+			_, _ = w.Write([]byte("abc"))
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Import(testContext(t), dir, &raw)
+	if err != nil || got.Entries != 12 || got.Skipped != 0 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	t.Logf("%d attributes could not be kept", got.Attributes)
+	o := run(t, c, "look", "cd "+dir+` && stat -c '%n %a %u %g %Y %h' d d/f && cat d/hard && cat ".$(readlink d/soft)/f" replaced && ls`)
+	if s := string(o.out); !strings.HasPrefix(s, "d 1750 0 0 ") || !strings.Contains(s, "\nd/f 4711 12 13 1600000000 2\nabcabcabc") || strings.Contains(s, "gone") {
+		t.Errorf("%s%s", o.out, o.err)
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
+		t.Errorf("the import left its directory: %v, %v", left, err)
 	}
 }

@@ -115,18 +115,30 @@ func (u *unpacker) walk(dir string, create bool) (_ *place, err error) {
 	return p, nil
 }
 
-// openDir opens one component; a link is ENOTDIR or ELOOP.
+// openDir opens one component that is a directory; a link or anything else is ENOTDIR. O_DIRECTORY is
+// not used: with it gVisor follows a link in spite of O_NOFOLLOW. What was opened must be what was
+// looked at, so that no kernel's reading of the flags, and nobody who changes the name meanwhile,
+// leads elsewhere.
 func openDir(at int, name string) (*os.File, error) {
-	for {
-		fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return os.NewFile(uintptr(fd), name), nil
+	var seen, got unix.Stat_t
+	if err := unix.Fstatat(at, name, &seen, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, err
 	}
+	if seen.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, unix.ENOTDIR
+	}
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	for errors.Is(err, unix.EINTR) {
+		fd, err = unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Fstat(fd, &got); err != nil || got.Dev != seen.Dev || got.Ino != seen.Ino || got.Mode&unix.S_IFMT != unix.S_IFDIR {
+		_ = unix.Close(fd)
+		return nil, errors.Join(err, unix.ENOTDIR)
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // readLink reads a link; ENOTDIR if it is none.

@@ -20,6 +20,7 @@ const (
 	// maxHoles keeps the map of a sparse file below the 1 MiB that Go's reader takes.
 	maxHoles = 8192
 	block    = 512
+	maxOctal = 1 << 33 // what a header's own field of the size holds
 )
 
 // part is a range of a file.
@@ -90,6 +91,7 @@ func (a *archive) sparse(f *os.File, h *tar.Header, parts []part) error {
 	if err := a.tar.Flush(); err != nil { // the last entry is padded; what follows is on a border
 		return err
 	}
+	parts = append(parts, part{h.Size, 0}) // without it GNU tar takes the end of the last range for that of the file
 	table := sparseMap(parts)
 	size := int64(len(table))
 	for _, p := range parts {
@@ -98,11 +100,14 @@ func (a *archive) sparse(f *os.File, h *tar.Header, parts []part) error {
 	records := map[string]string{
 		"GNU.sparse.major": "1", "GNU.sparse.minor": "0",
 		"GNU.sparse.name": h.Name, "GNU.sparse.realsize": strconv.FormatInt(h.Size, 10),
-		"size": strconv.FormatInt(size, 10), "uid": strconv.Itoa(h.Uid), "gid": strconv.Itoa(h.Gid),
+		"uid": strconv.Itoa(h.Uid), "gid": strconv.Itoa(h.Gid),
 		"mtime": fmt.Sprintf("%d.%09d", h.ModTime.Unix(), h.ModTime.Nanosecond()),
 	}
 	if h.ModTime.Unix() < 0 { // a fraction of a negative number counts the other way
 		records["mtime"] = strconv.FormatInt(h.ModTime.Unix(), 10)
+	}
+	if size >= maxOctal { // else left out: Python takes it for the real size
+		records["size"] = strconv.FormatInt(size, 10)
 	}
 	maps.Copy(records, h.PAXRecords)
 	body := paxRecords(records)
@@ -159,7 +164,7 @@ func ustar(name string, kind byte, mode, size int64) []byte {
 	octal(100, 8, mode&0o7777)
 	octal(108, 8, 0)
 	octal(116, 8, 0)
-	if size < 1<<33 {
+	if size < maxOctal {
 		octal(124, 12, size)
 	} else {
 		octal(124, 12, 0)
