@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -256,6 +257,37 @@ func TestSlowStoreEndsWithTheDeadline(t *testing.T) {
 			t.Errorf("%s canceled: %s %v", what, errs.Kind(err), err)
 		}
 	}
+}
+
+// TestUploadsSlowerThanReading: a save whose buffers are all on their way waits for one, and goes on.
+func TestUploadsSlowerThanReading(t *testing.T) {
+	s := newShelf()
+	waiting := make(chan struct{}, buffers)
+	s.fail = func(_ context.Context, op, key string) error {
+		if op != "put" || !strings.Contains(key, "packs/") {
+			return nil
+		}
+		select {
+		case waiting <- struct{}{}:
+			return nil
+		default:
+		}
+		for range 1000 { // until every buffer is taken and the next chunk waits
+			runtime.Gosched()
+		}
+		return nil
+	}
+	d := depot(s.bucket(t))
+	d.packSize = 300
+	m := make(image, 200*ChunkSize)
+	for pos := range 200 {
+		m.fill(pos*ChunkSize, 64, uint64(pos))
+	}
+	ix, st := save(t, d, m.source(nil, nil), metaAt(1, 0))
+	if st.Objects < 20 {
+		t.Fatalf("%+v", st)
+	}
+	mustBe(t, d, ix, m)
 }
 
 // damage is every way in which an object goes bad.

@@ -75,12 +75,12 @@ func (p *packer) flush() {
 		if err != nil {
 			p.stop(err)
 		}
+		p.room <- b // before mu: who holds that may be waiting for this buffer
 		p.mu.Lock()
 		p.packs[n].name = name
 		p.uploaded += uint64(len(b))
 		p.objects++
 		p.mu.Unlock()
-		p.room <- b
 	})
 }
 
