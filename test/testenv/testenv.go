@@ -96,9 +96,15 @@ func need(t *testing.T) {
 	}
 }
 
+// EnvBin names another build of berth than that in bin/; berth-guest is beside it.
+const EnvBin = "BERTH_BIN"
+
 // Bin is the berth program that make built.
 func Bin(t *testing.T) string {
 	t.Helper()
+	if bin := os.Getenv(EnvBin); bin != "" {
+		return bin
+	}
 	out, err := exec.Command("go", "env", "GOWORK").Output()
 	if err != nil {
 		t.Fatalf("find go.work: %v", err)
