@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -13,14 +14,25 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/layer"
 )
 
+const (
+	// maxExports of one session at once: each holds a still copy of the disk, mounted.
+	maxExports = 2
+	// exportStall is how long a client may take nothing of an export, which holds that copy.
+	exportStall = 2 * time.Minute
+)
+
 // export streams the session's own files, then says what the archive holds.
 func (b *Box) export(ctx context.Context, c *call) error {
+	defer b.exports.Add(-1)
+	if b.exports.Add(1) > maxExports {
+		return errs.Errorf(opOpen, errkind.Exhausted, "the session has %d exports under way, more are not allowed", maxExports)
+	}
 	st, err := b.begin(ctx, c, 0, nil)
 	if err != nil {
 		return err
 	}
 	go st.onlyCancel()
-	out := &download{st: st}
+	out := newDownload(st, exportStall)
 	buffered := bufio.NewWriterSize(out, MaxChunk)
 	stats, err := b.gate.Export(st.ctx, buffered)
 	if err == nil {
@@ -38,12 +50,25 @@ func (b *Box) export(ctx context.Context, c *call) error {
 
 // download is the bytes of a file on their way to the client.
 type download struct {
-	st    *stream
-	total uint64
+	st       *stream
+	total    uint64
+	patience time.Duration
+	stall    *time.Timer // set only while the client is waited for
 }
 
-// Write implements io.Writer; it waits for the client's credit.
+func newDownload(st *stream, patience time.Duration) *download {
+	d := &download{st: st, patience: patience}
+	d.stall = time.AfterFunc(patience, func() {
+		st.fail(errs.Errorf("export files", errkind.Deadline, "the client took nothing for %s", patience))
+	})
+	d.stall.Stop()
+	return d
+}
+
+// Write implements io.Writer; it waits for the client's credit, but not without end.
 func (d *download) Write(p []byte) (int, error) {
+	d.stall.Reset(d.patience)
+	defer d.stall.Stop()
 	if err := d.st.data(boxv1.Channel_CHANNEL_FILE, d.total, p); err != nil {
 		return 0, err
 	}

@@ -213,6 +213,53 @@ func TestAnExportThatEndsEarly(t *testing.T) {
 	}
 }
 
+// TestAClientThatTakesNothing does not hold a still copy of a disk for ever.
+func TestAClientThatTakesNothing(t *testing.T) {
+	st, sent := testStream(3)
+	d := newDownload(st, 30*time.Millisecond)
+	if _, err := d.Write([]byte("abcdef")); err == nil || errs.Kind(err) != errkind.Deadline {
+		t.Errorf("%v", err)
+	}
+	if last := (*sent)[len(*sent)-1]; last.GetFailure().GetKind() != errkind.Deadline.String() {
+		t.Errorf("%v", last)
+	}
+}
+
+// TestExportsAtOnce: each holds a still copy of the disk, so few are made.
+func TestExportsAtOnce(t *testing.T) {
+	held := make(chan struct{})
+	began := make(chan struct{}, maxExports+1)
+	b := newBench(t, nil, func(ctx context.Context, _ io.Writer) (layer.Stats, error) {
+		began <- struct{}{}
+		select {
+		case <-held:
+		case <-ctx.Done():
+		}
+		return layer.Stats{}, ctx.Err()
+	}, MaxCredit)
+	b.tap.opened = make(chan struct{}, maxExports+1)
+	done := make(chan error, maxExports)
+	for range maxExports {
+		c := *b.call
+		go func() { done <- b.box.export(context.Background(), &c) }()
+	}
+	for range maxExports {
+		<-began
+	}
+	if err := b.box.export(context.Background(), b.call); errs.Kind(err) != errkind.Exhausted {
+		t.Errorf("one more: %v", err)
+	}
+	close(held)
+	for range maxExports {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := b.box.export(context.Background(), b.call); err != nil {
+		t.Errorf("after they ended: %v", err)
+	}
+}
+
 func attach(t *testing.T) *hostend.Conn {
 	t.Helper()
 	a := agent.New(agent.Options{})

@@ -133,6 +133,7 @@ type Box struct {
 	subs  []*nats.Subscription
 
 	openings atomic.Int32
+	exports  atomic.Int32
 	work     sync.WaitGroup
 	mu       sync.Mutex
 	streams  map[ids.StreamID]*stream
