@@ -51,8 +51,11 @@ type Shot struct {
 	counted bool
 	direct  bool // Image is the disk itself
 
-	mu   sync.Mutex
-	gone bool // lost or released
+	allocated uint64
+
+	mu     sync.Mutex
+	isLost bool
+	closed bool
 }
 
 // Lost is closed when the pool took the shot's space back, or the disk is used again: whoever reads
@@ -60,13 +63,7 @@ type Shot struct {
 func (sh *Shot) Lost() <-chan struct{} { return sh.lost }
 
 // Allocated is what the still copy holds, in bytes.
-func (sh *Shot) Allocated() uint64 {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(sh.Image.Fd()), &st); err != nil {
-		return 0
-	}
-	return uint64(st.Blocks) * sectorBytes
-}
+func (sh *Shot) Allocated() uint64 { return sh.allocated }
 
 func newShot(rec Record, epoch ids.Epoch) *Shot {
 	return &Shot{
@@ -75,28 +72,36 @@ func newShot(rec Record, epoch ids.Epoch) *Shot {
 	}
 }
 
-// end closes the files; told says whether readers are told that it is lost. False if it was over.
-func (sh *Shot) end(told bool) bool {
+// lose tells whoever reads the shot. Its files stay open for them until they release it: what they
+// read is worthless, but it is nobody else's.
+func (sh *Shot) lose() {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if sh.gone {
-		return false
-	}
-	sh.gone = true
-	if told {
+	if !sh.isLost && !sh.closed {
+		sh.isLost = true
 		close(sh.lost)
 	}
+}
+
+// close closes the files. Idempotent.
+func (sh *Shot) close() {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.closed {
+		return
+	}
+	sh.closed = true
 	_ = sh.Image.Close()
 	if sh.Base != nil {
 		_ = sh.Base.Close()
 	}
-	return true
 }
 
+// over says that the shot was lost or released.
 func (sh *Shot) over() bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	return sh.gone
+	return sh.isLost || sh.closed
 }
 
 // Shoot takes a still copy of an attached disk while the session goes on. Writers are blocked for the
@@ -242,6 +247,10 @@ func (s *Store) settle(ctx context.Context, k Key) error {
 // hand gives out a shot whose image is open.
 func (s *Store) hand(sh *Shot, rec Record) {
 	sh.Base, sh.BaseIndex = s.openBase(rec)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(sh.Image.Fd()), &st); err == nil {
+		sh.allocated = uint64(st.Blocks) * sectorBytes
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shots[sh.Key] = sh
@@ -255,13 +264,13 @@ func (s *Store) Release(sh *Shot) error {
 		return nil
 	}
 	defer s.lock(sh.Key)()
-	return errs.Wrap(op, sh.String(), s.endShot(sh, false))
+	sh.close()
+	return errs.Wrap(op, sh.String(), s.endShot(sh))
 }
 
-// endShot closes a shot and removes its clone, unless that is a pending manifest's. The caller has
+// endShot removes the clone of a shot that is over, unless it is a pending manifest's. The caller has
 // the lock of its key.
-func (s *Store) endShot(sh *Shot, told bool) error {
-	sh.end(told)
+func (s *Store) endShot(sh *Shot) error {
 	s.mu.Lock()
 	current := s.shots[sh.Key] == sh
 	if current {
@@ -289,7 +298,8 @@ func (s *Store) lose(k Key) error {
 	if sh == nil {
 		return nil
 	}
-	return s.endShot(sh, true)
+	sh.lose()
+	return s.endShot(sh)
 }
 
 // Dirty reports whether a disk may have been written to since the last committed shot, or since it

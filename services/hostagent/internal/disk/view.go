@@ -89,7 +89,7 @@ func (s *Store) View(ctx context.Context, k Key, epoch ids.Epoch) (*View, error)
 	if err := s.still(ctx, sh, path); err != nil {
 		return nil, errs.E(op, kindOf(err), k.String(), err)
 	}
-	sh.end(false)
+	sh.close()
 	v.CrashConsistent = sh.CrashConsistent
 	if err := s.mountView(path, v.Root); err != nil {
 		return nil, errs.E(op, kindOf(err), k.String(), errors.Join(err, s.removeView(k.String(), 0)))
