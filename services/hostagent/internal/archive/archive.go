@@ -17,6 +17,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"gocloud.dev/blob"
 
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/extents"
 )
@@ -105,6 +106,9 @@ type Options struct {
 	Backoff  time.Duration
 	// Timeout of one request to the store. Default: 2 minutes.
 	Timeout time.Duration
+	// Kind says what kind of failure an error of the store is, beyond what gocloud's codes and the
+	// operating system's numbers say; only NoCapacity is asked for (blobstore.Kind knows). May be nil.
+	Kind func(error) errkind.Kind
 	// Fault is asked at every step (see Steps); its error ends the call there. For tests.
 	Fault func(step string) error
 	Log   *slog.Logger

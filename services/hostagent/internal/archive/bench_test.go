@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,25 +134,31 @@ func (x *bench) change(b *testing.B, change int) {
 	x.base = ix
 }
 
+// restore measures the best of three: memory that this machine has not touched before costs more
+// than all the rest.
 func (x *bench) restore(b *testing.B) {
-	dst, err := os.Create(filepath.Join(b.TempDir(), "restored.img"))
-	if err != nil {
-		b.Fatal(err)
+	best, least := time.Hour, time.Hour
+	for range 3 {
+		dst, err := os.Create(filepath.Join(b.TempDir(), "restored.img"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		began, busy := time.Now(), processor()
+		ix, err := x.d.Load(b.Context(), testDisk, testKey, x.base.Info().ID)
+		if err == nil {
+			err = x.d.Restore(b.Context(), testKey, ix, dst, nil)
+		}
+		best, least = min(best, time.Since(began)), min(least, processor()-busy)
+		if err == nil {
+			err = same(x.img, dst)
+		}
+		_ = dst.Close()
+		_ = os.Remove(dst.Name())
+		if err != nil {
+			b.Fatal(err)
+		}
 	}
-	defer dst.Close()
-	defer os.Remove(dst.Name())
-	began, busy := time.Now(), processor()
-	ix, err := x.d.Load(b.Context(), testDisk, testKey, x.base.Info().ID)
-	if err == nil {
-		err = x.d.Restore(b.Context(), testKey, ix, dst, nil)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	rate(b, "restore", x.size, time.Since(began), processor()-busy)
-	if err := same(x.img, dst); err != nil {
-		b.Fatal(err)
-	}
+	rate(b, "restore", x.size, best, least)
 }
 
 func same(a, b *os.File) error {
@@ -196,19 +201,17 @@ func (x *bench) floor(b *testing.B) {
 		}
 	}
 	_ = out.Close()
-	debug.FreeOSMemory()
-	for _, cmd := range []string{"cat %s/*.zst | zstd -d -q > /dev/null", "cat %s/*.zst | zstd -d -q > %s/out"} {
-		began := time.Now()
-		line := strings.ReplaceAll(cmd, "%s", dir)
-		run := exec.Command("sh", "-c", line)
-		if msg, err := run.CombinedOutput(); err != nil {
-			b.Fatal(string(msg), err)
+	for what, cmd := range map[string]string{"zstd-d-null": "cat %s/*.zst | zstd -d -q > /dev/null", "zstd-d-file": "cat %s/*.zst | zstd -d -q > %s/out"} {
+		best, least := time.Hour, time.Hour
+		for range 3 {
+			run := exec.Command("sh", "-c", strings.ReplaceAll(cmd, "%s", dir))
+			began := time.Now()
+			if msg, err := run.CombinedOutput(); err != nil {
+				b.Fatal(string(msg), err)
+			}
+			best, least = min(best, time.Since(began)), min(least, run.ProcessState.UserTime()+run.ProcessState.SystemTime())
+			_ = os.Remove(filepath.Join(dir, "out"))
 		}
-		busy := run.ProcessState.UserTime() + run.ProcessState.SystemTime()
-		if strings.HasSuffix(cmd, "out") {
-			rate(b, "zstd-d-file", x.size, time.Since(began), busy)
-		} else {
-			rate(b, "zstd-d-null", x.size, time.Since(began), busy)
-		}
+		rate(b, what, x.size, best, least)
 	}
 }

@@ -159,6 +159,23 @@ func TestStoreThatFails(t *testing.T) {
 	}
 }
 
+// TestStoreThatSaysFullInItsOwnWords: Options.Kind knows what gocloud has no code for.
+func TestStoreThatSaysFullInItsOwnWords(t *testing.T) {
+	s := newShelf()
+	tries := 0
+	s.fail = func(context.Context, string, string) error { tries++; return errors.New("507 over there") }
+	d := Open(s.bucket(t), Options{Backoff: time.Microsecond, Kind: func(err error) errkind.Kind {
+		if strings.Contains(err.Error(), "507") {
+			return errkind.NoCapacity
+		}
+		return errkind.Unavailable
+	}})
+	m := make(image, ChunkSize).fill(0, 64, 1)
+	if _, _, err := d.Save(t.Context(), testDisk, testKey, m.source(nil, nil), metaAt(1, 0)); !errs.Is(err, errkind.NoCapacity) || tries != 1 {
+		t.Fatalf("%d tries, %v", tries, err)
+	}
+}
+
 // TestStoreThatStumbles: requests that fail now and then, and answers that get lost, are tried again.
 func TestStoreThatStumbles(t *testing.T) {
 	s := newShelf()

@@ -162,8 +162,8 @@ func (d *Depot) request(ctx context.Context, op, key string, do func(context.Con
 		if cause := ended(ctx); cause != nil {
 			return errs.Wrap(op, key, cause)
 		}
-		if attempt >= d.opt.Attempts || !passing(err, attempt) {
-			return errs.E(op, kindOf(err), key, err)
+		if attempt >= d.opt.Attempts || !d.passing(err, attempt) {
+			return errs.E(op, d.kind(err), key, err)
 		}
 		d.opt.Log.Debug("the store failed, trying again", "op", op, "key", key, "attempt", attempt, "err", err)
 		select {
@@ -186,14 +186,14 @@ func ended(ctx context.Context) error {
 
 // passing reports whether the same request may go well later. Missing and short objects are asked
 // for once more: a store may be behind for a moment.
-func passing(err error, attempt int) bool {
+func (d *Depot) passing(err error, attempt int) bool {
 	var e *errs.Error
 	switch {
 	case errors.As(err, &e):
 		return false
 	case errors.Is(err, errCut):
 		return attempt < 2
-	case full(err), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+	case d.isFull(err), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return false
 	}
 	switch gcerrors.Code(err) {
@@ -205,7 +205,20 @@ func passing(err error, attempt int) bool {
 	return true
 }
 
+// full reports whether there is no room: in the store, or on this host.
 func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
+
+func (d *Depot) isFull(err error) bool {
+	return full(err) || d.opt.Kind != nil && d.opt.Kind(err) == errkind.NoCapacity
+}
+
+// kind is the kind of a request's failure.
+func (d *Depot) kind(err error) errkind.Kind {
+	if kind := kindOf(err); kind != errkind.Unavailable || !d.isFull(err) {
+		return kind
+	}
+	return errkind.NoCapacity
+}
 
 func kindOf(err error) errkind.Kind {
 	var e *errs.Error
