@@ -130,16 +130,16 @@ func (s *Store) evictable() (uint64, error) {
 }
 
 // makeRoom gives up one thing that only saves work: the base of a disk that is not attached, then that
-// of one that is, then the image of the sleeper that slept first. False if there is none. The caller
-// may have the lock of own; its base goes after all others.
+// of one that is, that of own, and last the image of the sleeper that slept first. False if there is
+// none. The caller has the lock of own.
 func (s *Store) makeRoom(own Key) bool {
-	if s.dropBase(false, own) || s.dropBase(true, own) || s.evictOne() {
+	if s.dropBase(false, own) || s.dropBase(true, own) {
 		return true
 	}
-	if _, err := os.Lstat(s.file(own, baseImageName)); err != nil {
-		return false
+	if _, err := os.Lstat(s.file(own, baseImageName)); err == nil {
+		return s.dropClone(own, baseImageName) == nil
 	}
-	return s.dropClone(own, baseImageName) == nil
+	return s.evictOne()
 }
 
 // dropBase drops one base clone of a disk that is, or is not, attached. What a clean sleeper's base

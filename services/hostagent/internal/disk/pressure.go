@@ -74,7 +74,7 @@ func (m *minder) look() time.Duration {
 		m.looked = time.Now()
 		s.evictAbove(sp)
 	}
-	tight, before := int64(s.reserve/2), sp
+	tight, before := int64(s.reserve/4), sp
 	if sp.slack() < tight {
 		sp = s.relieve(sp)
 	}
@@ -98,11 +98,11 @@ func (m *minder) look() time.Duration {
 	return min(max(wait, pressureFast), pressureSlow)
 }
 
-// relieve gives up, in this order, what costs least, until clones have their share of the reserve
-// again: base clones, running shots and views, images of sleepers. When nothing is left and the
+// relieve gives up, in this order, what costs least, until there is some slack again. It is for space
+// that others took: what this store gives away itself is never more than it has. The order: base clones, running shots and views, images of sleepers. When nothing is left and the
 // reserve would be used up, it stops the writers.
 func (s *Store) relieve(sp Space) Space {
-	tight, worse := int64(s.reserve/2), int64(s.reserve/4)
+	tight, worse := int64(s.reserve/4), int64(s.reserve/8)
 	again := func() bool {
 		now, err := s.account()
 		if err == nil {

@@ -122,6 +122,11 @@ func (s *Store) Shoot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, error
 	if err := s.shootable(op, rec); err != nil {
 		return nil, err
 	}
+	end, err := s.allowClone(op, k)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	sh := newShot(rec, epoch)
 	if err := s.still(ctx, sh, s.file(k, shotImageName)); err != nil {
 		return nil, errs.E(op, kindOf(err), k.String(), err)
@@ -130,7 +135,7 @@ func (s *Store) Shoot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, error
 	return sh, nil
 }
 
-// shootable refuses what could not be committed anyway, and a pool that cannot bear a clone.
+// shootable refuses what could not be committed anyway.
 func (s *Store) shootable(op string, rec Record) error {
 	k := rec.Key()
 	s.mu.Lock()
@@ -146,7 +151,7 @@ func (s *Store) shootable(op string, rec Record) error {
 	case frozen:
 		return errs.E(op, errkind.NoCapacity, k.String(), "the disk is frozen until the pool has room")
 	}
-	return s.roomForClone(op, rec)
+	return nil
 }
 
 // still copies the frozen image to path and opens it as the shot's image. After an error nothing is
@@ -205,6 +210,10 @@ func (s *Store) copyFrozen(ctx context.Context, sh *Shot, to, from *os.File) (er
 	}
 	if err := s.at("shot.frozen"); err != nil {
 		return err
+	}
+	// What the session wrote since the clone was allowed will be shared as well.
+	if ok, _, err := s.bears(); err != nil || !ok {
+		return errs.E("clone disk", errkind.NoCapacity, sh.Key.String(), errors.Join(err, errors.New("the pool filled up while the disk was synced")))
 	}
 	sh.TakenAt = time.Now().UTC()
 	sh.written, sh.counted = s.writtenTo(sh.Key)

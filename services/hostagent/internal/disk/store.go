@@ -123,6 +123,7 @@ type Store struct {
 
 	blanks *blanks
 	minder *minder
+	room   sync.Mutex // held while space is given away; before mu, and after the lock of a key
 	mu     sync.Mutex // of all below
 	busy   map[Key]*sync.Mutex
 	// active has the disks that are attached, also those being attached or restored.
@@ -130,6 +131,7 @@ type Store struct {
 	shots     map[Key]*Shot
 	views     map[Key]*View
 	restoring map[Key]bool
+	cloning   map[Key]bool   // a clone of an attached disk is about to be made
 	holds     map[Key]*hold  // the last freeze of each disk
 	frozen    map[Key]*hold  // disks that are frozen for the pool's sake
 	saved     map[Key]uint64 // what was written to the loop device until the last committed shot
@@ -154,7 +156,7 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		onFrozen: cfg.Frozen, onThawed: cfg.Thawed, markFrozen: cfg.MarkFrozen,
 		log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
 		busy: map[Key]*sync.Mutex{}, active: map[Key]mounting{}, shots: map[Key]*Shot{}, views: map[Key]*View{},
-		restoring: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, saved: map[Key]uint64{},
+		restoring: map[Key]bool{}, cloning: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, saved: map[Key]uint64{},
 	}
 	if s.highWater <= 0 || s.highWater > 1 {
 		s.highWater = DefaultHighWater

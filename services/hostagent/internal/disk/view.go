@@ -80,9 +80,11 @@ func (s *Store) View(ctx context.Context, k Key, epoch ids.Epoch) (*View, error)
 	case frozen:
 		return nil, errs.E(op, errkind.NoCapacity, k.String(), "the disk is frozen until the pool has room")
 	}
-	if err := s.roomForClone(op, rec); err != nil {
+	end, err := s.allowClone(op, k)
+	if err != nil {
 		return nil, err
 	}
+	defer end()
 	v := &View{Root: s.viewPoint(k.String()), s: s, key: k, lost: make(chan struct{})}
 	sh := newShot(rec, epoch)
 	path := v.Root + viewSuffix
