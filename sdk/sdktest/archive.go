@@ -123,7 +123,7 @@ func (f *files) unpack(dir string, raw []byte) (*boxv1.Archived, error) {
 		told.SkippedNames = append(told.SkippedNames, name+": "+why)
 	}
 	if len(raw) < 1024 || !bytes.Equal(raw[len(raw)-1024:], make([]byte, 1024)) {
-		return nil, fault{errkind.Invalid, "the archive cannot be taken: it ends without its end mark; was it cut off?"}
+		return nil, fault{errkind.Invalid, "the archive cannot be taken: it ends without its end mark, so it was cut off"}
 	}
 	for r := tar.NewReader(bytes.NewReader(raw)); ; {
 		h, err := r.Next()

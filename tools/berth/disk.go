@@ -310,6 +310,7 @@ func (c *diskGrowCmd) Run(a *app) error {
 	if err := op.CallHost(a.ctx, rec.GetHost(), "grow", &hostv1.GrowRequest{Session: rec.GetSession(), SizeBytes: size}, reply); err != nil {
 		return err
 	}
-	out := growOut{Session: rec.GetSession().GetSession(), Name: rec.GetSessionName(), AskedBytes: size, SizeBytes: reply.GetSizeBytes()}
+	out := growOut{Session: rec.GetSession().GetSession(), Name: rec.GetSessionName(), AskedBytes: size, SizeBytes: reply.GetSizeBytes(),
+		Pending: reply.GetSizeBytes() < size}
 	return a.print(out, func() { a.renderGrow(out) })
 }

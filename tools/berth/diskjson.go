@@ -61,6 +61,7 @@ type growOut struct {
 	Name       string `json:"name"`
 	AskedBytes uint64 `json:"asked_bytes"`
 	SizeBytes  uint64 `json:"size_bytes"`
+	Pending    bool   `json:"pending"`
 }
 
 type archiveOut struct {

@@ -78,6 +78,11 @@ func some(names []string) string {
 }
 
 func (a *app) renderGrow(o growOut) {
+	if o.Pending {
+		fmt.Fprintf(a.stdout, "the disk of session %s has %s until its next wake, and %s from then on: its host may not resize it while it is mounted\n",
+			o.Session, bytesWord(o.SizeBytes), bytesWord(o.AskedBytes))
+		return
+	}
 	if o.SizeBytes > o.AskedBytes {
 		fmt.Fprintf(a.stdout, "the disk of session %s has %s already; it does not shrink\n", o.Session, bytesWord(o.SizeBytes))
 		return

@@ -156,7 +156,7 @@ func samples() map[string]func(*app) error {
 	dead := sampleDead()
 	snapshots, kept := sampleSnapshots(), sampleArchive()
 	restore, verified := sampleRestore(), sampleVerify()
-	grown := growOut{sampleKey, "default", 8 << 30, 8 << 30}
+	grown := growOut{sampleKey, "default", 8 << 30, 4 << 30, true}
 	one := dead.Messages[0]
 	one.Header, one.Body = map[string][]string{"Ce-Id": {"x"}}, []byte("body\x00")
 	said := func(text string) func(*app) { return func(a *app) { _, _ = a.stdout.Write([]byte(text)) } }

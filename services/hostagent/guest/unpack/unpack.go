@@ -146,7 +146,7 @@ func (u *unpacker) all() error {
 		}
 	}
 	if !u.in.ended() {
-		return badArchive("it ends without its end mark; was it cut off?")
+		return badArchive("it ends without its end mark, so it was cut off")
 	}
 	return u.rest()
 }
