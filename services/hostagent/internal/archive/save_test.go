@@ -219,7 +219,7 @@ func TestChainOfChangesComesBack(t *testing.T) {
 		s := newShelf()
 		d := depot(s.bucket(t))
 		d.packSize = rapid.IntRange(1000, 1<<20).Draw(r, "pack")
-		size := rapid.IntRange(1, 20*ChunkSize).Draw(r, "size")
+		size := rapid.IntRange(1, 8*ChunkSize).Draw(r, "size")
 		m := make(image, size)
 		var base image
 		var ix *Index
