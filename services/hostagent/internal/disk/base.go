@@ -174,10 +174,10 @@ func discard(path string) error {
 func (s *Store) leftovers(rec Record) []string {
 	k := rec.Key()
 	s.mu.Lock()
-	shot, restoring := s.shots[k] != nil, s.restoring[k]
+	shot, busy := s.shots[k] != nil, s.restoring[k] || s.cloning[k]
 	s.mu.Unlock()
 	entries, err := os.ReadDir(s.folder(k))
-	if err != nil || restoring {
+	if err != nil || busy {
 		return nil
 	}
 	var out []string

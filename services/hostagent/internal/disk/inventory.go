@@ -156,7 +156,7 @@ func (s *Store) strayViews() ([]string, error) {
 	var out []string
 	for _, e := range entries {
 		name, _, _ := strings.Cut(e.Name(), viewSuffix)
-		if k, err := parseKey(name); err == nil && s.views[k] != nil {
+		if k, err := parseKey(name); err == nil && (s.views[k] != nil || s.cloning[k]) {
 			continue
 		}
 		if path := s.viewPoint(name); !slices.Contains(out, path) {

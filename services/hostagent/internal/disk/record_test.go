@@ -92,3 +92,23 @@ func TestCrashBetweenRecordWriteAndRename(t *testing.T) {
 		t.Fatalf("got %s", b)
 	}
 }
+
+// A record that an older version wrote is read, and one of a newer version with more in it.
+func TestRecordsOfOtherVersionsAreRead(t *testing.T) {
+	s := &Store{dir: t.TempDir()}
+	for name, more := range map[string]string{"older": "", "newer": `, "tint": {"of": "blue"}`} {
+		k := key(1)
+		if err := os.MkdirAll(s.folder(k), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		text := `{"format": 1, "session": "` + k.Session.String() + `", "generation": "1-1", "state": "clean", "epoch": "1-2", "attached": "1-2",
+			"base": "m1", "size": 67108864, "image": "sha256:image"` + more + "}"
+		if err := os.WriteFile(s.file(k, recordName), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.load(k)
+		if err != nil || !r.Usable("m1", ep(2)) || r.Pending != (Pending{}) || !r.Slept.IsZero() {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}

@@ -5,9 +5,9 @@
 // blank one for a session that never ran); that every statement of a record is on stable storage
 // before it becomes true; that no image is mounted twice; that a disk which was frozen for a shot is
 // thawed whatever happens; that an image is evicted only if a store has exactly what it holds; that
-// the pool cannot run out of space under a loop device: clones are dropped, then writers stopped,
-// before a promise is broken; and that a crash at any point leaves nothing that the next Open or a
-// Sweep does not find.
+// the pool cannot run out of space under a loop device: sessions and clones are admitted against all
+// that they may ever take, and if others fill the pool, clones are dropped and then writers stopped;
+// and that a crash at any point leaves nothing that the next Open or a Sweep does not find.
 package disk
 
 import (
