@@ -29,7 +29,7 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 		return err
 	}
 	h.bucket = bucket
-	h.depot = archive.Open(bucket, archive.Options{Log: h.log})
+	h.depot = archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Log: h.log})
 	h.vault = h.depot
 	h.saves = saver.New(store, h.depot, saver.Outside{
 		Key: h.dataKey, Check: h.lease.check,

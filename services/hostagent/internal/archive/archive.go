@@ -129,6 +129,7 @@ type Depot struct {
 	enc      *zstd.Encoder
 	dec      *zstd.Decoder
 	headers  headerCache
+	damaged  distrusted
 }
 
 // Open makes a depot over a bucket, which stays the caller's to close.

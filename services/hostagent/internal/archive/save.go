@@ -47,6 +47,7 @@ type saver struct {
 	packer *packer
 	read   atomic.Uint64
 	base   []chunk // the parent's table
+	bad    []bool  // the parent's packs that are damaged; nil: none that is known
 
 	table []chunk // of every chunk that may be there; size 0: it is a hole after all
 	todo  []int   // places in table that are to be read
@@ -75,6 +76,7 @@ func (d *Depot) newSaver(ctx context.Context, disk Disk, key Key, src Source, me
 	first := 0
 	if src.Base != nil {
 		s.base, first = src.Base.table, len(src.Base.packs)
+		s.bad = d.damaged.among(disk, src.Base.packs)
 	}
 	s.packer = d.newPacker(ctx, stop, disk, meta.Epoch, first)
 	return s, nil
@@ -134,10 +136,13 @@ func (s *saver) plan() {
 		here := old < len(s.base) && s.base[old].pos == pos
 		off, length := uint64(pos)*ChunkSize, lengthAt(s.src.Size, pos)
 		if known && !changed.touches(off, off+ChunkSize) && length == lengthAt(s.src.Base.info.Size, pos) {
-			if here {
-				s.table = append(s.table, s.base[old])
+			if !here {
+				continue
 			}
-			continue
+			if s.trusts(s.base[old]) {
+				s.table = append(s.table, s.base[old])
+				continue
+			}
 		}
 		s.todo = append(s.todo, len(s.table))
 		s.table = append(s.table, chunk{pos: pos})
@@ -246,13 +251,15 @@ func (s *saver) store(at int, raw, sealed []byte) ([]byte, error) {
 // known looks for content in the parent: at the same position, then anywhere.
 func (s *saver) known(pos uint32, sum *[32]byte) (chunk, bool) {
 	i, here := slices.BinarySearchFunc(s.base, pos, func(c chunk, pos uint32) int { return int(int64(c.pos) - int64(pos)) })
-	if here && s.base[i].sum == *sum {
+	if here && s.base[i].sum == *sum && s.trusts(s.base[i]) {
 		return s.base[i], true
 	}
 	s.once.Do(func() {
 		s.parent = make(map[uint64]uint32, len(s.base))
 		for i := range s.base {
-			s.parent[start(&s.base[i].sum)] = uint32(i)
+			if s.trusts(s.base[i]) {
+				s.parent[start(&s.base[i].sum)] = uint32(i)
+			}
 		}
 	})
 	if i, ok := s.parent[start(sum)]; ok && s.base[i].sum == *sum {

@@ -64,6 +64,7 @@ func (d *Depot) Verify(ctx context.Context, disk Disk, head, after string, budge
 		out.Objects++
 		out.Bytes += n
 		if reason != "" {
+			d.damaged.add(t.key)
 			out.Damaged = append(out.Damaged, Damage{strings.TrimPrefix(t.key, disk.prefix()), reason, t.snapshots})
 		}
 		if budget > 0 && out.Bytes >= budget && i+1 < len(todo) {

@@ -34,8 +34,8 @@ type Fetched struct {
 }
 
 // Fetch makes the local image of a session from the store, instead of a stale one if there is any.
-// The session must be waking here in on.Epoch, and its disk not attached. With a snapshot it first
-// makes that the head, so that it is so whatever happens next.
+// The session must be waking here in on.Epoch, and its disk not attached. A snapshot that is brought
+// back becomes the head, after all of it was read and found whole.
 func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, error) {
 	const op = "restore disk"
 	if want.Head == "" {
@@ -61,18 +61,32 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 			return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 		}
 	}
+	if err := s.local(ctx, on, want, key, ix); err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
+	if out.Head == want.Head {
+		return out, nil
+	}
+	// Only now is it certain that all of the snapshot can be read.
+	if err := s.out.Check(); err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
+	return out, errs.Wrap(op, on.Key.String(), s.out.Commit(ctx, on, ix.Info()))
+}
+
+// local makes the image of a manifest on this host.
+func (s *Saver) local(ctx context.Context, on Session, want Wanted, key archive.Key, ix *archive.Index) error {
 	i := ix.Info()
 	rec := disk.Record{
 		Format: disk.Format, Session: on.Session, Generation: on.Generation, State: disk.Clean,
 		Epoch: want.LastActive, Base: i.ID, Size: i.Size, Image: i.Image,
 	}
-	err = s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
+	return s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
 		return s.depot.Restore(ctx, key, ix, dst, want.Progress)
 	})
-	return out, errs.Wrap(op, on.Key.String(), err)
 }
 
-// rewind makes a manifest with the content of an earlier one, and the head of it.
+// rewind makes a manifest with the content of an earlier one. It is no head yet.
 func (s *Saver) rewind(ctx context.Context, on Session, key archive.Key, head *archive.Index, snapshot string) (*archive.Index, Fetched, error) {
 	old, err := s.depot.Load(ctx, on.disk(), key, snapshot)
 	if err != nil {
@@ -80,12 +94,6 @@ func (s *Saver) rewind(ctx context.Context, on Session, key archive.Key, head *a
 	}
 	ix, err := s.depot.Rewind(ctx, on.disk(), key, head, snapshot, archive.Meta{Epoch: on.Epoch, TakenAt: time.Now(), Keep: on.Keep})
 	if err != nil {
-		return nil, Fetched{}, err
-	}
-	if err := s.out.Check(); err != nil {
-		return nil, Fetched{}, err
-	}
-	if err := s.out.Commit(ctx, on, ix.Info()); err != nil {
 		return nil, Fetched{}, err
 	}
 	return ix, Fetched{Head: ix.Info().ID, AsOf: old.Info().TakenAt}, nil

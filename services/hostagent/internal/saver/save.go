@@ -159,19 +159,12 @@ func (s *Saver) commitPending(ctx context.Context, on Session, m archive.Info) e
 	switch {
 	case err == nil:
 		return s.disks.CommitHead(on.Key, m.ID)
-	case refused(err):
+	case errs.Is(err, errkind.Conflict):
 		return errors.Join(err, s.disks.Withdraw(on.Key, m.ID))
 	}
+	// Also a refusal as stale says nothing of an earlier try whose answer was lost: the proposal stays,
+	// so that this image is known to stand for that head if the session comes back to it.
 	return err
-}
-
-// refused reports whether a commit can never happen any more.
-func refused(err error) bool {
-	switch errs.Kind(err) {
-	case errkind.Conflict, errkind.StaleEpoch, errkind.Superseded, errkind.Denied, errkind.Invalid, errkind.NotFound:
-		return err != nil
-	}
-	return false
 }
 
 // settle finds out what became of a proposal that an earlier save left open. Its objects are in the
@@ -190,7 +183,7 @@ func (s *Saver) settle(ctx context.Context, on Session) error {
 	}
 	info := archive.Info{ID: p.ID, Parent: rec.Base, Epoch: p.Epoch, TakenAt: p.TakenAt, Size: rec.Size, Allocated: p.Allocated,
 		Image: rec.Image, CrashConsistent: p.CrashConsistent}
-	if err := s.commitPending(ctx, on, info); err != nil && !refused(err) {
+	if err := s.commitPending(ctx, on, info); err != nil && !errs.Is(err, errkind.Conflict) {
 		return err
 	}
 	return nil // it is the head, or withdrawn
