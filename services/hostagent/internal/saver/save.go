@@ -133,21 +133,33 @@ func (s *Saver) source(ctx context.Context, on Session, key archive.Key, shot *d
 	if shot.Parent == "" {
 		return src, nil
 	}
-	if shot.Base != nil {
-		src.Base, err = archive.DecodeIndex(shot.BaseIndex)
-		if err == nil && src.Base.Info().ID == shot.Parent {
-			src.Changed, err = extents.Changed(shot.Base, shot.Image)
-			if src.Changed == nil && err == nil {
-				src.Changed = []extents.Range{} // nothing changed, which is not "unknown"
-			}
-			if err == nil || errors.Is(err, extents.ErrUnknown) {
-				return src, nil
-			}
+	if base, err := archive.DecodeIndex(shot.BaseIndex); err == nil && base.Info().ID == shot.Parent {
+		src.Base = base
+		if src.Changed = s.changed(on, shot); src.Changed == nil {
+			s.log.Debug("everything of a disk is read again", "disk", on.Key)
 		}
-		s.log.Warn("everything of a disk is read again", "disk", on.Key, "reason", err)
+		return src, nil
 	}
 	src.Base, err = s.depot.Load(ctx, on.disk(), key, shot.Parent)
 	return src, err
+}
+
+// changed says where a shot may differ from its parent; nil: nobody knows.
+func (s *Saver) changed(on Session, shot *disk.Shot) []extents.Range {
+	if shot.Base == nil {
+		return nil
+	}
+	out, err := extents.Changed(shot.Base, shot.Image)
+	if err != nil {
+		if !errors.Is(err, extents.ErrUnknown) {
+			s.log.Warn("cannot compare two clones of a disk", "disk", on.Key, "error", err)
+		}
+		return nil
+	}
+	if out == nil {
+		out = []extents.Range{} // nothing changed, which is not "unknown"
+	}
+	return out
 }
 
 // commitPending makes a proposed manifest the head, or finds out that it never can be.
