@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e bench bench-open fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -56,11 +56,17 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open ## all benchmarks
+bench: bench-open bench-disk ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
 	@go run ./test/bench/open --out bench/open.json
+
+bench-disk: runtimes image build ## freeze, snapshot, sleep and restore of disks beside restic and zstd, into bench/disk.json
+	@mkdir -p bench
+	@tools/setup/setup.sh zstd
+	@tools/setup/setup.sh restic || echo "bench-disk: restic cannot be installed; the peer is zstd"
+	@CGO_ENABLED=0 go run ./test/bench/disk --out bench/disk.json
 
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@tools/setup/fuzz.sh $(FUZZTIME)

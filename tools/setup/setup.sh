@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs by name what Berth's build and tests need on Debian 12 and this machine lacks.
-# Prints what it installs; does nothing, quickly, when all is there. Needs root only when something is missing.
+# Arguments are further packages. Prints what it installs; does nothing, quickly, when all is there. Needs root only when something is missing.
 set -eu
 
 need=""
@@ -19,6 +19,7 @@ want gcc; want libc6-dev; want pkg-config; want libseccomp-dev   # runc is built
 want mmdebstrap                                                  # the default image
 want e2fsprogs; want xfsprogs; want mount; want util-linux; want git; want ca-certificates
 want procps; want iproute2
+for p in "$@"; do want "$p"; done                                # what a benchmark compares with
 
 [ -z "$need" ] && exit 0
 if [ "$(id -u)" != 0 ]; then

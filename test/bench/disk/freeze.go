@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	frozenRounds = 12
-	redirtied    = 64 * mib
-	aimFrozen    = 100 // ms
+	frozenRounds  = 12
+	scatterRounds = 5 // each saves 256 MiB
+	redirtied     = 64 * mib
+	aimFrozen     = 100 // ms
 )
 
 // freezes measures how long writers wait for a checkpoint of a disk of 10 GiB that holds 2 GiB.
@@ -25,15 +26,17 @@ func (in *installation) freezes(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = s.Delete(context.WithoutCancel(ctx)) }()
-	if err := inSession(ctx, s, "make", tree{"/root/work", 512, 4 * mib}, uint64(1)<<40); err != nil {
-		return err
+	for i, t := range []tree{{"/root/work", 448, 4 * mib}, {"/root/scattered", 1, 4 * redirtied}} {
+		if err := inSession(ctx, s, "make", t, uint64(1+i)<<50); err != nil {
+			return err
+		}
 	}
 	first, err := in.checkpoint(ctx, s)
 	if err != nil {
 		return err
 	}
 	note("freeze: the first checkpoint took %s", first.took.Round(time.Millisecond))
-	r, err := startRedirtier(ctx, s, "/root/redirty", redirtied, "/root/probe")
+	r, err := startRedirtier(ctx, s, "/root/redirty", redirtied, "/root/probe", tree{Dir: "/root/scattered"}.file(0))
 	if err != nil {
 		return err
 	}
@@ -44,14 +47,16 @@ func (in *installation) freezes(ctx context.Context) error {
 	}
 	for _, way := range []struct {
 		name, word string
+		rounds     int
 		floor      []time.Duration
 		floorOf    string
 	}{
-		{"no other writer", "calm", idle, "FIFREEZE and FITHAW of an equal idle file system"},
-		{"64 MiB redirtied while each is taken", "once", dirty, "FIFREEZE and FITHAW of an equal file system with 64 MiB not synced"},
-		{"64 MiB redirtied without end", "always", dirty, "FIFREEZE and FITHAW of an equal file system with 64 MiB not synced"},
+		{"no other writer", "calm", frozenRounds, idle, "FIFREEZE and FITHAW of an equal idle file system"},
+		{"64 MiB redirtied while each is taken", "once", frozenRounds, dirty, "FIFREEZE and FITHAW of an equal file system with 64 MiB not synced"},
+		{"64 MiB redirtied without end", "always", frozenRounds, dirty, "FIFREEZE and FITHAW of an equal file system with 64 MiB not synced"},
+		{"64 MiB redirtied in pieces of 4 KiB while each is taken", "scatter", scatterRounds, dirty, "FIFREEZE and FITHAW of an equal file system with 64 MiB not synced"},
 	} {
-		if err := in.freezeWay(ctx, s, r, way.name, way.word, way.floor, way.floorOf); err != nil {
+		if err := in.freezeWay(ctx, s, r, way.name, way.word, way.rounds, way.floor, way.floorOf); err != nil {
 			return err
 		}
 	}
@@ -76,9 +81,10 @@ func (in *installation) freezeFloors(ctx context.Context) (idle, dirty []time.Du
 }
 
 // freezeWay takes checkpoints while the program in the session does what word says.
-func (in *installation) freezeWay(ctx context.Context, s *sdk.Session, r *redirtier, name, word string, floor []time.Duration, floorOf string) error {
+func (in *installation) freezeWay(ctx context.Context, s *sdk.Session, r *redirtier, name, word string, rounds int, floor []time.Duration, floorOf string) error {
+	note("freeze, %s", name)
 	var frozen, stalls []time.Duration
-	for range frozenRounds {
+	for range rounds {
 		if _, err := r.stall(); err != nil {
 			return err
 		}
@@ -101,8 +107,8 @@ func (in *installation) freezeWay(ctx context.Context, s *sdk.Session, r *redirt
 	if _, err := r.say("calm"); err != nil {
 		return err
 	}
-	if len(frozen) < frozenRounds {
-		note("freeze, %s: only %d of %d checkpoints had anything to save", name, len(frozen), frozenRounds)
+	if len(frozen) < rounds {
+		note("freeze, %s: only %d of %d checkpoints had anything to save", name, len(frozen), rounds)
 	}
 	if len(frozen) == 0 {
 		return fmt.Errorf("no checkpoint was taken")

@@ -41,12 +41,12 @@ func inside(args []string) error {
 		return t.apply(c)
 	case "append": // FILE BYTES SEED
 		return appendTo(args[1], args[2], args[3])
-	case "redirty": // FILE BYTES PROBE
+	case "redirty": // FILE BYTES PROBE SCATTERED
 		n, err := strconv.Atoi(args[2])
 		if err != nil {
 			return err
 		}
-		return redirty(args[1], n, args[3])
+		return redirty(args[1], n, args[3], args[4])
 	}
 	return fmt.Errorf("inside: no verb %q", args[0])
 }
@@ -76,11 +76,12 @@ func appendTo(path, bytes, seed string) error {
 // to another file: the longest of those writes is how long a program stood still. It reads words, one
 // a line, and answers each with a line:
 //
-//	once   overwrite the file once from now on
-//	always overwrite it again and again until the next word
-//	calm   stop that
-//	stall  say the longest write since the last question, in nanoseconds
-func redirty(path string, n int, probe string) error {
+//	once    overwrite the file once from now on
+//	always  overwrite it again and again until the next word
+//	calm    stop that
+//	scatter write as many bytes once in pieces of 4 KiB, apart from each other, into the scattered file
+//	stall   say the longest write since the last question, in nanoseconds
+func redirty(path string, n int, probe, scattered string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
@@ -100,6 +101,8 @@ func redirty(path string, n int, probe string) error {
 		case "always":
 			always.Store(1)
 			rounds <- struct{}{}
+		case "scatter":
+			go func() { _ = scatter(scattered, n, uint64(time.Now().UnixNano())) }()
 		case "calm":
 			always.Store(0)
 		case "stall":
@@ -146,4 +149,19 @@ func overwriting(f *os.File, n int, rounds <-chan struct{}, always *atomic.Int64
 			}
 		}
 	}
+}
+
+// scatter writes n bytes in pieces of 4 KiB, each 12 KiB from the next.
+func scatter(path string, n int, seed uint64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 4096)
+	fill(b, seed)
+	for i := 0; i < n/len(b) && err == nil; i++ {
+		b[0], b[1] = byte(i), byte(i>>8)
+		_, err = f.WriteAt(b, int64(i)*4*int64(len(b)))
+	}
+	return errors.Join(err, f.Close())
 }

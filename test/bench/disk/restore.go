@@ -26,15 +26,17 @@ const (
 // restores measures the wake of a session whose image is not on the host any more.
 func (w *work) restores(ctx context.Context) error {
 	note("restore of 1 GiB, %d rounds", restoreRounds)
-	if err := w.s.Close(ctx); err != nil && w.b.wants("save") {
-		note("it is asleep already: %v", err)
+	if !w.b.wants("sleep") { // after which it sleeps
+		if err := w.s.Close(ctx); err != nil {
+			return err
+		}
 	}
-	images, err := filepath.Glob(filepath.Join(w.pool(), "sessions", "*", "disk.img"))
-	if err != nil || len(images) != 1 {
-		return errors.Join(err, fmt.Errorf("there are %d images of sessions in the pool, not one", len(images)))
+	image, err := w.image()
+	if err != nil {
+		return err
 	}
 	packs := filepath.Join(w.dir, "packs")
-	raw, err := compress(images[0], packs)
+	raw, err := compress(image, packs)
 	if err != nil {
 		return err
 	}
@@ -44,7 +46,7 @@ func (w *work) restores(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := os.RemoveAll(filepath.Dir(images[0])); err != nil {
+		if err := os.RemoveAll(filepath.Dir(image)); err != nil {
 			return err
 		}
 		if w.s, err = w.open(ctx, "work", "default"); err != nil {
@@ -57,7 +59,7 @@ func (w *work) restores(ctx context.Context) error {
 	}
 	const floorOf = "cat of the same chunks through zstd -d into a file of the pool, and sync"
 	a, f := figures.Quantile(attached, 0.5), figures.Quantile(floors, 0.5)
-	w.b.add(figures.Result{Name: "restore of a disk with 1 GiB of files, disk attached, p50", Value: a, Unit: "ms", Floor: f, FloorOf: floorOf}, figures.RatioAtMost(1/0.6))
+	w.b.add(figures.Result{Name: "restore of a disk with 1 GiB of files, disk attached, p50", Value: a, Unit: "ms", Floor: f, FloorOf: floorOf}, figures.None)
 	w.b.add(figures.Result{Name: "restore of a disk with 1 GiB of files, speed", Value: float64(raw) / 1e3 / a, Unit: "MB/s",
 		Floor: float64(raw) / 1e3 / f, FloorOf: floorOf}, figures.Aim{Text: "at least 0.6 x its floor", Met: func(r figures.Result) bool { return r.Ratio >= 0.6 }})
 	return nil

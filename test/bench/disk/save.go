@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,7 +102,49 @@ func (w *work) changes(ctx context.Context) error {
 		w.b.add(figures.Result{Name: c.name + ", bytes uploaded", Value: ours.uploaded / 1e6, Unit: "MB", Floor: float64(squeezed) / 1e6,
 			FloorOf: "zstd -1 of the changed bytes"}, figures.None)
 	}
-	return w.nothing(ctx)
+	return errors.Join(w.fragments(ctx), w.nothing(ctx))
+}
+
+// fragments measures how long writers wait once the image lies in pieces of 4 KiB, of which every clone
+// has to count each.
+func (w *work) fragments(ctx context.Context) error {
+	image, err := w.image()
+	if err != nil {
+		return err
+	}
+	var frozen, floor []time.Duration
+	for i := range 5 {
+		if err := inSession(ctx, w.s, "append", "/root/log", "8192", uint64(i)); err != nil {
+			return err
+		}
+		c, err := w.checkpoint(ctx, w.s)
+		if err != nil {
+			return err
+		}
+		copied := filepath.Join(w.pool(), "bench-clone")
+		began := time.Now()
+		err = command(ctx, "cp", "--reflink=always", image, copied)
+		floor = append(floor, time.Since(began))
+		if err = errors.Join(err, os.Remove(copied)); err != nil {
+			return err
+		}
+		frozen = append(frozen, time.Duration(c.frozen*float64(time.Second)))
+	}
+	w.b.add(figures.Result{Name: "frozen, 8 KiB written to a disk whose image lies in pieces of 4 KiB, p50", Value: figures.Quantile(frozen, 0.5), Unit: "ms",
+		Floor: figures.Quantile(floor, 0.5), FloorOf: "cp --reflink of the image, p50"}, figures.AtMost(aimFrozen, "ms"))
+	return nil
+}
+
+// image is the session's image in the pool; no other session may be there.
+func (in *installation) image() (string, error) {
+	all, err := filepath.Glob(filepath.Join(in.pool(), "sessions", "*", "disk.img"))
+	if err == nil && len(all) != 1 {
+		err = fmt.Errorf("there are %d images of sessions in the pool, not one", len(all))
+	}
+	if err != nil {
+		return "", err
+	}
+	return all[0], nil
 }
 
 // nothing measures a snapshot of a disk that nobody wrote to.

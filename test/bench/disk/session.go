@@ -64,11 +64,11 @@ type redirtier struct {
 	stop context.CancelFunc
 }
 
-func startRedirtier(ctx context.Context, s *sdk.Session, file string, bytes int, probe string) (*redirtier, error) {
+func startRedirtier(ctx context.Context, s *sdk.Session, file string, bytes int, probe, scattered string) (*redirtier, error) {
 	ctx, stop := context.WithCancel(ctx)
 	stdin, in := io.Pipe()
 	out, stdout := io.Pipe()
-	p, err := s.Exec(ctx, sdk.Cmd{Args: []string{self, "inside", "redirty", file, fmt.Sprint(bytes), probe}, User: "root", Stdin: stdin, Stdout: stdout})
+	p, err := s.Exec(ctx, sdk.Cmd{Args: []string{self, "inside", "redirty", file, fmt.Sprint(bytes), probe, scattered}, User: "root", Stdin: stdin, Stdout: stdout})
 	if err != nil {
 		stop()
 		return nil, err
