@@ -54,7 +54,7 @@ func (h *host) lookAtQuota(rec inventory.Record, sb *sandbox) {
 
 // quotaLevel is 0, quotaNear or quotaFull. It goes down with hysteresis.
 func quotaLevel(u disk.Usage, was int) int {
-	percent := int(u.Used * 100 / u.Size)
+	percent := percentFull(u)
 	switch {
 	case u.Free < 64<<10:
 		return quotaFull
@@ -66,9 +66,15 @@ func quotaLevel(u disk.Usage, was int) int {
 	return 0
 }
 
+// percentFull counts what the file system keeps for itself as used up, as df does, which a user compares it with.
+func percentFull(u disk.Usage) int {
+	most := max(u.Used+u.Free, 1)
+	return int((u.Used*100 + most - 1) / most)
+}
+
 func quotaText(level int, u disk.Usage) string {
 	if level == quotaFull {
 		return fmt.Sprintf("The disk of this session is full (%s): programs cannot write until files are deleted or the plan is raised.", size(u.Size))
 	}
-	return fmt.Sprintf("The disk of this session is %d%% full: %s of %s are left.", u.Used*100/u.Size, size(u.Free), size(u.Size))
+	return fmt.Sprintf("The disk of this session is %d%% full: %s of %s are left.", percentFull(u), size(u.Free), size(u.Size))
 }
