@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	frozenRounds  = 12
-	scatterRounds = 5 // each saves 256 MiB
+	frozenRounds  = 10
+	scatterRounds = 4 // each saves 256 MiB
 	redirtied     = 64 * mib
 	aimFrozen     = 100 // ms
 )

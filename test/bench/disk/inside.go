@@ -97,10 +97,10 @@ func redirty(path string, n int, probe, scattered string) error {
 		switch in.Text() {
 		case "once":
 			always.Store(0)
-			rounds <- struct{}{}
+			start(rounds)
 		case "always":
 			always.Store(1)
-			rounds <- struct{}{}
+			start(rounds)
 		case "scatter":
 			go func() { _ = scatter(scattered, n, uint64(time.Now().UnixNano())) }()
 		case "calm":
@@ -113,6 +113,14 @@ func redirty(path string, n int, probe, scattered string) error {
 		}
 	}
 	return in.Err()
+}
+
+// start wakes the writer unless it is told already.
+func start(rounds chan<- struct{}) {
+	select {
+	case rounds <- struct{}{}:
+	default:
+	}
 }
 
 func probing(path string, longest *atomic.Int64) {

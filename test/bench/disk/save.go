@@ -32,16 +32,17 @@ type work struct {
 func (in *installation) work(ctx context.Context) (*work, error) {
 	note("a session with 1 GiB of files, store %s", in.kind)
 	w := &work{installation: in, files: tree{"/root/work", workFiles, mib}}
-	var err error
+	empty, err := holds(in.store)
+	if err != nil && in.kind == "file" {
+		return nil, err
+	}
 	if w.s, err = in.open(ctx, "work", "default"); err != nil {
 		return nil, err
 	}
 	if err = inSession(ctx, w.s, "make", w.files, workSeed); err != nil {
 		return nil, err
 	}
-	note("its first snapshot")
 	c, err := in.checkpoint(ctx, w.s)
-	note("took %s", c.took)
 	if err != nil || in.kind != "file" || !in.b.wants("save") {
 		return w, err
 	}
@@ -53,7 +54,7 @@ func (in *installation) work(ctx context.Context) (*work, error) {
 		return nil, err
 	}
 	in.snapshotFigures("first snapshot of 1 GiB", c, peer, workFiles*mib)
-	return w, nil
+	return w, in.ten(ctx, w.s, empty, "1 GiB")
 }
 
 // snapshotFigures are four rows beside the peer's, and the processor time.
