@@ -19,6 +19,9 @@ import (
 // errCut says that the store gave fewer bytes than it has to.
 var errCut = errors.New("it ends too early")
 
+// errLong says that an object is longer than any that was written.
+var errLong = errors.New("it is longer than any that was written")
+
 // put writes an object whole. An earlier attempt may have arrived although its answer did not: what
 // is there already under the name of its content is not written again.
 func (d *Depot) put(ctx context.Context, key string, b []byte) error {
@@ -95,7 +98,7 @@ func (d *Depot) getAll(ctx context.Context, key string, limit int64) (b []byte, 
 		}
 		defer r.Close()
 		if r.Size() > limit {
-			return errs.E("", errkind.DataLoss, "", fmt.Sprintf("it has %d bytes, more than any that was written", r.Size()))
+			return fmt.Errorf("%w: %d bytes", errLong, r.Size())
 		}
 		b = make([]byte, r.Size())
 		return readFull(r, b)
@@ -184,14 +187,14 @@ func ended(ctx context.Context) error {
 	return cause
 }
 
-// passing reports whether the same request may go well later. Missing and short objects are asked
-// for once more: a store may be behind for a moment.
+// passing reports whether the same request may go well later. What is missing, short or damaged is
+// asked for once more, and so is a store that did not answer in time: it may be behind for a moment.
+// The kinds that stores give their errors (package blobstore) say less than the codes below them.
 func (d *Depot) passing(err error, attempt int) bool {
-	var e *errs.Error
 	switch {
-	case errors.As(err, &e):
+	case errors.Is(err, errLong):
 		return false
-	case errors.Is(err, errCut):
+	case errors.Is(err, errCut), errs.Is(err, errkind.DataLoss), errors.Is(err, context.DeadlineExceeded):
 		return attempt < 2
 	case d.isFull(err), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return false
@@ -209,34 +212,33 @@ func (d *Depot) passing(err error, attempt int) bool {
 func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 func (d *Depot) isFull(err error) bool {
-	return full(err) || d.opt.Kind != nil && d.opt.Kind(err) == errkind.NoCapacity
+	return full(err) || gcerrors.Code(err) == gcerrors.ResourceExhausted || d.opt.Kind != nil && d.opt.Kind(err) == errkind.NoCapacity
 }
 
-// kind is the kind of a request's failure.
+// kind is the kind of a request's failure. What the store calls "not found" is damage here: nothing is
+// asked for that was not written.
 func (d *Depot) kind(err error) errkind.Kind {
-	if kind := kindOf(err); kind != errkind.Unavailable || !d.isFull(err) {
-		return kind
+	switch {
+	case errors.Is(err, errCut), errors.Is(err, errLong), errs.Is(err, errkind.DataLoss), gcerrors.Code(err) == gcerrors.NotFound:
+		return errkind.DataLoss
+	case d.isFull(err):
+		return errkind.NoCapacity
+	case errors.Is(err, context.Canceled):
+		return errkind.Canceled
 	}
-	return errkind.NoCapacity
+	return errkind.Unavailable
 }
 
+// kindOf is the kind of a failure on the way of a restore.
 func kindOf(err error) errkind.Kind {
 	var e *errs.Error
 	switch {
 	case errors.As(err, &e):
 		return e.Kind
-	case errors.Is(err, errCut):
-		return errkind.DataLoss
 	case full(err):
 		return errkind.NoCapacity
 	case errors.Is(err, context.Canceled):
 		return errkind.Canceled
-	}
-	switch gcerrors.Code(err) {
-	case gcerrors.NotFound:
-		return errkind.DataLoss
-	case gcerrors.ResourceExhausted:
-		return errkind.NoCapacity
 	}
 	return errkind.Unavailable
 }
