@@ -196,6 +196,9 @@ func (m *making) attach(ctx context.Context) error {
 	var err error
 	if m.req.GetRestore() == "" {
 		if m.disk, err = m.s.h.disks.Attach(ctx, want); !fetchable(err) || want.Fresh || want.Head == "" || want.Ephemeral {
+			if m.req.GetUnsaved() { // an earlier try fetched it, and did not get so far as to say so
+				m.asOf = m.disk.AsOf
+			}
 			return err
 		}
 		m.s.h.log.Info("the disk comes from the store", "session", m.key.Session, "reason", err)

@@ -51,7 +51,7 @@ var scenarios = map[string]scenario{
 	"evict": {points: []string{"delete.record", "delete.images"}, do: doEvict, check: checkGone},
 	"delete": {points: []string{"delete.record", "delete.images"},
 		do: func(s *Store, _ task) error { return s.Delete(context.Background(), key(1)) }, check: checkGone},
-	"restore": {points: []string{"restore.began", "restore.filled", "restore.index", "restore.renamed", "record.written", "restore.record"},
+	"restore": {points: []string{"restore.began", "restore.filled", "restore.index", "record.written", "restore.void", "restore.renamed", "restore.record"},
 		do: doRestore, check: checkRestored},
 	"grow": {points: []string{"record.written", "grow.recorded", "grow.stretched", "grow.device"}, do: doGrow, check: checkGrown},
 }

@@ -73,6 +73,9 @@ type Record struct {
 	VMWritten bool `json:"vm_written,omitempty"`
 	// Pending is a manifest of this image that may have become the session's head.
 	Pending Pending `json:"pending,omitzero"`
+	// AsOf is when the files were as they are, of an image that came from the store and that no session
+	// has written to since.
+	AsOf time.Time `json:"as_of,omitzero"`
 	// Slept is when the disk was last found clean, for the choice of what to evict.
 	Slept time.Time `json:"slept,omitzero"`
 }
@@ -134,7 +137,13 @@ func (r Record) attachedFor(w Want) Record {
 
 // activated returns the record once the session may write in epoch.
 func (r Record) activated(epoch ids.Epoch) Record {
-	r.State, r.Epoch, r.Attached = Dirty, epoch, epoch
+	r.State, r.Epoch, r.Attached, r.AsOf = Dirty, epoch, epoch, time.Time{}
+	return r
+}
+
+// void returns the record of an image that is being replaced: whatever is there is never used.
+func (r Record) void() Record {
+	r.State, r.Base, r.Epoch, r.Attached, r.Pending = Dirty, "", ids.Epoch{}, ids.Epoch{}, Pending{}
 	return r
 }
 

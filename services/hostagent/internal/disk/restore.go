@@ -43,7 +43,7 @@ func (s *Store) Restore(ctx context.Context, rec Record, plain []byte, fill func
 		return errs.E(op, errkind.Internal, k.String(), err)
 	}
 	if err = s.lose(k); err == nil {
-		err = s.restore(ctx, rec, index{rec.Base, rec.Size, plain}, fill)
+		err = s.restore(ctx, rec, known, index{rec.Base, rec.Size, plain}, fill)
 	}
 	if err == nil {
 		return nil
@@ -76,7 +76,7 @@ func (s *Store) replaces(op string, rec Record) (next Record, known bool, err er
 	}
 	return Record{
 		Format: Format, Session: rec.Session, Generation: rec.Generation, State: Clean, Epoch: rec.Epoch,
-		Base: rec.Base, Size: rec.Size, Image: rec.Image, VMWritten: rec.VMWritten || old.VMWritten,
+		Base: rec.Base, AsOf: rec.AsOf, Size: rec.Size, Image: rec.Image, VMWritten: rec.VMWritten || old.VMWritten,
 		Slept: time.Now().UTC().Truncate(time.Second),
 	}, known, nil
 }
@@ -93,9 +93,10 @@ func (s *Store) restoreOf(k Key) func() {
 	}
 }
 
-// restore fills the image and puts it in the place of the stale one. The image goes before the record:
-// in between, the record is that of a stale disk, which is never used.
-func (s *Store) restore(ctx context.Context, rec Record, x index, fill func(context.Context, *os.File) error) error {
+// restore fills the image and puts it in the place of the old one. The image goes before its record: in
+// between, the record is one that no head and no epoch makes usable. The old one would not do: when a
+// snapshot is brought back it may stand for what still is the head.
+func (s *Store) restore(ctx context.Context, rec Record, known bool, x index, fill func(context.Context, *os.File) error) error {
 	k := rec.Key()
 	path := s.file(k, restoringName)
 	image, err := s.filled(ctx, path, rec.Size, fill)
@@ -115,6 +116,14 @@ func (s *Store) restore(ctx context.Context, rec Record, x index, fill func(cont
 		return err
 	}
 	if err := s.at("restore.index"); err != nil {
+		return err
+	}
+	if known {
+		if err := s.save(rec.void()); err != nil {
+			return err
+		}
+	}
+	if err := s.at("restore.void"); err != nil {
 		return err
 	}
 	if err := os.Rename(path, s.image(k)); err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -134,4 +135,61 @@ func TestARestoreThatIsNotWholeIsRefused(t *testing.T) {
 			t.Errorf("space stays promised: %+v, %v", sp, err)
 		}
 	})
+}
+
+// TestAnEarlierSnapshotThatWasBroughtBackInPartIsNotTakenForTheHead: the head moves only after all of
+// the snapshot is here. Until then the image that is there stands for the head, or for nothing.
+func TestAnEarlierSnapshotThatWasBroughtBackInPartIsNotTakenForTheHead(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		from := archived(t, "earlier")
+		for _, step := range []string{"restore.filled", "restore.index", "restore.void", "restore.renamed", "restore.record"} {
+			t.Run(step, func(t *testing.T) {
+				s := openWith(t, Config{Dir: filepath.Join(cfg.Dir, step), Reflink: cfg.Reflink}, nil)
+				put(t, awake(t, s, 1, 1), "f", "newest")
+				slept(t, s, 1, 1, "m1")
+				ended := errors.New("it ended here")
+				s.fault = func(at string) error {
+					if at == step {
+						return ended
+					}
+					return nil
+				}
+				if err := s.Restore(t.Context(), headOf(1, "m2", 1), []byte("i2"), fillFrom(from)); !errors.Is(err, ended) {
+					t.Fatal(err)
+				}
+				s.fault = nil
+				a, err := s.Attach(t.Context(), Want{Key: key(1), Epoch: ep(2), Head: "m1", LastActive: ep(1)})
+				if err == nil && get(t, a, "f") != "newest" {
+					t.Fatal("an older disk was handed out as the newest")
+				}
+				if err != nil {
+					wantKind(t, err, errkind.StaleEpoch)
+				}
+			})
+		}
+	})
+}
+
+// TestARestoredDiskSaysOfWhenItIsUntilItIsWritten: a wake that failed after the restore is followed by
+// one that finds the image here, and must say the same.
+func TestARestoredDiskSaysOfWhenItIsUntilItIsWritten(t *testing.T) {
+	s := openWith(t, Config{Dir: t.TempDir()}, nil)
+	want := headOf(1, "m7", 3)
+	want.AsOf = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	if err := s.Restore(t.Context(), want, nil, fillFrom(archived(t, "saved"))); err != nil {
+		t.Fatal(err)
+	}
+	for epoch := uint64(4); epoch <= 5; epoch++ {
+		if a := wake(t, s, 1, epoch, "m7", 3); !a.AsOf.Equal(want.AsOf) {
+			t.Errorf("epoch %d: as of %s", epoch, a.AsOf)
+		}
+		if err := s.Detach(t.Context(), key(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wake(t, s, 1, 6, "m7", 3)
+	activate(t, s, 1, 6)
+	if r := record(t, s, 1); !r.AsOf.IsZero() {
+		t.Errorf("a disk that was written is still as of %s", r.AsOf)
+	}
 }

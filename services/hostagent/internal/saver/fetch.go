@@ -79,7 +79,7 @@ func (s *Saver) local(ctx context.Context, on Session, want Wanted, key archive.
 	i := ix.Info()
 	rec := disk.Record{
 		Format: disk.Format, Session: on.Session, Generation: on.Generation, State: disk.Clean,
-		Epoch: want.LastActive, Base: i.ID, Size: i.Size, Image: i.Image,
+		Epoch: want.LastActive, Base: i.ID, AsOf: i.TakenAt, Size: i.Size, Image: i.Image,
 	}
 	return s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
 		return s.depot.Restore(ctx, key, ix, dst, want.Progress)
