@@ -28,6 +28,9 @@ func (s *Saver) Save(ctx context.Context, on Session) (Result, error) {
 	defer leave()
 	ctx, done := j.interruptible(ctx)
 	defer done()
+	if ctx.Err() != nil {
+		return Result{}, errs.Wrap(op, on.Key.String(), context.Cause(ctx))
+	}
 	if err := s.settle(ctx, on); err != nil {
 		return Result{}, errs.Wrap(op, on.Key.String(), cause(ctx, err))
 	}

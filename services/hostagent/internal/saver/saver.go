@@ -98,8 +98,8 @@ type Saver struct {
 type job struct {
 	turn   chan struct{} // holds one token: whoever has it works on the disk
 	mu     sync.Mutex
+	urgent int                     // how many wait for the turn that no save may hold up
 	cancel context.CancelCauseFunc // of the save under way that may be ended, nil if none
-	told   bool                    // that it was
 	key    *archive.Key
 	swept  time.Time
 }
@@ -123,15 +123,21 @@ func (s *Saver) job(k disk.Key) *job {
 // errEnded is why a save ends that stands in the way of a sleep or a delete.
 var errEnded = errs.E("save disk", errkind.Superseded, "", "the session goes to sleep or is deleted")
 
-// enter waits for the turn on a disk. Whoever is urgent ends a save under way first.
+// enter waits for the turn on a disk. Whoever is urgent ends a save under way first, and every one
+// that gets the turn before him.
 func (j *job) enter(ctx context.Context, urgent bool) (leave func(), err error) {
 	if urgent {
 		j.mu.Lock()
+		j.urgent++
 		if j.cancel != nil {
 			j.cancel(errEnded)
-			j.told = true
 		}
 		j.mu.Unlock()
+		defer func() {
+			j.mu.Lock()
+			j.urgent--
+			j.mu.Unlock()
+		}()
 	}
 	select {
 	case j.turn <- struct{}{}:
@@ -141,11 +147,14 @@ func (j *job) enter(ctx context.Context, urgent bool) (leave func(), err error) 
 	}
 }
 
-// interruptible makes a context that a later urgent call ends.
+// interruptible makes a context that an urgent call ends.
 func (j *job) interruptible(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j.mu.Lock()
-	j.cancel, j.told = cancel, false
+	j.cancel = cancel
+	if j.urgent > 0 {
+		cancel(errEnded)
+	}
 	j.mu.Unlock()
 	return ctx, func() {
 		j.mu.Lock()

@@ -203,15 +203,48 @@ func TestASleepEndsASaveUnderWay(t *testing.T) {
 }
 
 // ended waits until a save under way was told to end.
-func (w *world) ended(k disk.Key) {
-	j := w.saver.job(k)
+func (w *world) ended(k disk.Key) { hurried(w.saver.job(k)) }
+
+// hurried waits until somebody urgent waits.
+func hurried(j *job) {
 	for {
 		j.mu.Lock()
-		told := j.told
+		n := j.urgent
 		j.mu.Unlock()
-		if told {
+		if n > 0 {
 			return
 		}
+	}
+}
+
+// TestASaveThatBeganBesideASleepIsEndedToo: one that waited in line, or had the turn and had not said
+// yet that it may be ended, would hold up a sleep or a delete for as long as its upload takes.
+func TestASaveThatBeganBesideASleepIsEndedToo(t *testing.T) {
+	j := &job{turn: make(chan struct{}, 1)}
+	leave, err := j.enter(t.Context(), false) // a save that has just got the turn
+	if err != nil {
+		t.Fatal(err)
+	}
+	slept := make(chan func(), 1)
+	go func() {
+		l, err := j.enter(context.Background(), true)
+		if err != nil {
+			t.Error(err)
+		}
+		slept <- l
+	}()
+	hurried(j)
+	ctx, done := j.interruptible(t.Context())
+	if !errs.Is(context.Cause(ctx), errkind.Superseded) {
+		t.Errorf("the save goes on: %v", context.Cause(ctx))
+	}
+	done()
+	leave()
+	(<-slept)()
+	ctx, done = j.interruptible(t.Context())
+	defer done()
+	if ctx.Err() != nil {
+		t.Error("a save after the sleep is ended for it")
 	}
 }
 
