@@ -199,7 +199,7 @@ func (m *making) attach(ctx context.Context) error {
 			if m.req.GetUnsaved() { // an earlier try fetched it, and did not get so far as to say so
 				m.asOf = m.disk.AsOf
 			}
-			return err
+			return gone(want, err)
 		}
 		m.s.h.log.Info("the disk comes from the store", "session", m.key.Session, "reason", err)
 	}
@@ -217,6 +217,14 @@ func (m *making) attach(ctx context.Context) error {
 	}
 	m.disk.Steps = append([]steps.Time{{Name: "disk.fetch", Took: took}}, m.disk.Steps...)
 	return nil
+}
+
+// gone says that files are lost when the disk of a session that was never saved is not here.
+func gone(want disk.Want, err error) error {
+	if want.Head == "" && !want.Fresh && errs.Is(err, errkind.NotFound) {
+		return errs.Errorf("find disk", errkind.DataLoss, "the session was never saved, so that its files are nowhere else: %w", err)
+	}
+	return err
 }
 
 // fetchable reports whether the host has no image that may be used.

@@ -225,7 +225,7 @@ func (s *service) failure(err error) *corev1.Failure {
 		reason = "a fault inside the platform; it was recorded"
 	case errkind.DataLoss:
 		s.log.Error("request failed", "kind", kind, "error", err)
-		reason = "the session's saved files are damaged or missing; nothing was put in their place, and an operator can see which part it is"
+		reason = "the session's files are damaged or missing; nothing was put in their place, and an operator can see which part it is"
 	case errkind.Unavailable, errkind.NotLeader, errkind.Canceled:
 		s.log.Warn("request failed", "kind", kind, "error", err)
 		reason = "a part of the platform cannot be reached now; try again"

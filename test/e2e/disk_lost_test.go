@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/schemas/errkind"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/sdk"
 )
@@ -108,8 +110,10 @@ func TestAnEmptyDiskIsNeverHandedOut(t *testing.T) {
 		if err == nil {
 			t.Fatalf("it was opened, %s", s.Origin())
 		}
-		t.Logf("the open says: %v", err)
-		if now := show(t, e, key); now.State != string(sdk.Failed) || now.Origin == "created" && now.State == "active" {
+		if !errors.Is(err, sdk.OfKind(errkind.DataLoss)) {
+			t.Errorf("the open says: %v, want data loss", err)
+		}
+		if now := show(t, e, key); now.State != string(sdk.Failed) || !strings.Contains(now.Failure.Reason, "never saved") {
 			t.Errorf("session show says %+v", now)
 		}
 	}
