@@ -12,7 +12,8 @@ import (
 //   - what was taken after that clock stays;
 //   - a snapshot drops at most maxDrops others, the oldest, and never one of the keepNewest.
 //
-// Only the bound of maxHistory is above these; the oldest go first.
+// Only the bound of maxHistory is above these: what is not the last of its hour goes first, for it is
+// there once more than its hour needs, and then the oldest.
 const (
 	maxStep    = 6 * time.Hour
 	maxDrops   = 8
@@ -37,6 +38,7 @@ func thin(history []Info, clock, taken time.Time, keep Keep) []Info {
 	// The zero time is a midnight in UTC, so Truncate gives hours and days of UTC.
 	seen := map[slot]bool{{time.Hour, taken.Truncate(time.Hour)}: true, {day, taken.Truncate(day)}: true}
 	var gone []int
+	lasts := map[string]bool{} // of an hour
 	for i, past := range history {
 		age := clock.Sub(past.TakenAt)
 		hour, today := slot{time.Hour, past.TakenAt.Truncate(time.Hour)}, slot{day, past.TakenAt.Truncate(day)}
@@ -46,11 +48,17 @@ func thin(history []Info, clock, taken time.Time, keep Keep) []Info {
 			gone = append(gone, i)
 			continue
 		}
+		lasts[past.ID] = !seen[hour]
 		seen[hour], seen[today] = true, true
 	}
 	kept := slices.Clone(history)
 	for n := len(gone) - 1; n >= 0 && n >= len(gone)-maxDrops; n-- {
 		kept = slices.Delete(kept, gone[n], gone[n]+1)
+	}
+	for i := len(kept) - 1; i >= keepNewest && len(kept) > maxHistory; i-- {
+		if !lasts[kept[i].ID] {
+			kept = slices.Delete(kept, i, i+1)
+		}
 	}
 	return kept[:min(len(kept), maxHistory)]
 }

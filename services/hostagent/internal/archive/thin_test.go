@@ -120,3 +120,29 @@ func TestThinIsBounded(t *testing.T) {
 		t.Fatalf("%d entries", len(got))
 	}
 }
+
+// TestAFloodOfCheckpointsKeepsTheDays: a program that asks for a checkpoint every second must not push
+// a month of snapshots out of a history that has no room for all of them.
+func TestAFloodOfCheckpointsKeepsTheDays(t *testing.T) {
+	history, now := steady(60*24*31, time.Minute, defaults)
+	clock := now
+	for i := range 2 * maxHistory {
+		now = now.Add(time.Second)
+		clock = tick(clock, now)
+		history = append([]Info{past(50000+i, now)}, thin(history, clock, now, defaults)...)
+	}
+	days, hours := map[time.Time]bool{}, map[time.Time]bool{}
+	for _, h := range history {
+		if age := now.Sub(h.TakenAt); age > 24*time.Hour {
+			days[h.TakenAt.Truncate(24*time.Hour)] = true
+		} else {
+			hours[h.TakenAt.Truncate(time.Hour)] = true
+		}
+	}
+	if len(days) < 29 || len(hours) < 23 || len(history) > maxHistory+1 {
+		t.Fatalf("%d days and %d hours are left, %d snapshots in all", len(days), len(hours), len(history))
+	}
+	if got := now.Sub(history[500].TakenAt); got != 500*time.Second {
+		t.Errorf("the newest were dropped: the 500th is %s old", got)
+	}
+}
