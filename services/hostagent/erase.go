@@ -64,14 +64,17 @@ func (h *host) eraseDisk(ctx context.Context, t ids.Tenant, k disk.Key) error {
 	if err := h.saves.Stop(ctx, k); err != nil {
 		return err
 	}
+	stored := h.vault != nil && t != ""
+	if stored { // noted first: after a crash nobody may ask for a disk again that is not here
+		if err := h.noteErase(archive.Disk{Tenant: t, Session: k.Session, Generation: k.Generation}); err != nil {
+			return err
+		}
+	}
 	if err := h.disks.Delete(ctx, k); err != nil {
 		return err
 	}
-	if h.vault == nil || t == "" {
+	if !stored {
 		return nil
-	}
-	if err := h.noteErase(archive.Disk{Tenant: t, Session: k.Session, Generation: k.Generation}); err != nil {
-		return err
 	}
 	select {
 	case h.erase <- struct{}{}:

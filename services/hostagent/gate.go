@@ -228,6 +228,7 @@ func (s *session) mind(sb *sandbox) {
 	current = s.sb == sb && s.st.Phase == core.Awake
 	old := sb.box
 	if current {
+		fresh.saved = sb.saved
 		s.sb = fresh
 		s.h.link(fresh, s)
 	}

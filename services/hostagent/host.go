@@ -55,9 +55,10 @@ type host struct {
 	steps  steps.Runner
 	wakes  chan struct{}
 	// ctx is that of operations: it ends when the process gives up waiting for them.
-	ctx   context.Context
-	ops   sync.WaitGroup
-	ready chan struct{} // closed once what an earlier process left was taken over
+	ctx    context.Context
+	cancel context.CancelFunc
+	ops    sync.WaitGroup
+	ready  chan struct{} // closed once what an earlier process left was taken over
 	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
 	rejoin, erase chan struct{}
 	// sweeping is the place of sweeps of the store after a sleep, one at a time.
@@ -266,6 +267,7 @@ func (s *session) perform(o *operation) {
 	s.mu.Lock()
 	if s.st.Recalled {
 		sb, o.err = o.sb.again(o.sb.guest), s.recalled()
+		sb.saved = o.sb.saved
 	}
 	ended := core.Ended{Op: o.op, At: time.Now(), Failed: o.err != nil}
 	cmds, err := s.decide(ended, o.reply)

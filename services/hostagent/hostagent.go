@@ -88,8 +88,11 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 	}
+	// Parts that are opened below may tell of something at once: a pool that is full, for one.
+	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
+			h.cancel()
 			err = errors.Join(err, h.close())
 			h = nil
 		}
@@ -226,9 +229,7 @@ func (h *host) load() error {
 const stopTime = 10 * time.Second
 
 func (h *host) run(ctx context.Context, ready func()) error {
-	opCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	h.ctx = opCtx
+	defer h.cancel()
 	svc, err := h.conn.Serve(ctx, bus.ServiceConfig{Name: "host", Description: "everything on one host", Metadata: map[string]string{"host": string(h.id)}})
 	if err != nil {
 		return err
@@ -250,7 +251,7 @@ func (h *host) run(ctx context.Context, ready func()) error {
 		ready()
 	}
 	<-ctx.Done()
-	return h.finish(svc, cancel)
+	return h.finish(svc)
 }
 
 // begin joins and takes over what runs; from then on, beside the path, it keeps the lease and cleans
@@ -283,7 +284,7 @@ func (h *host) begin(ctx context.Context) error {
 }
 
 // finish lets requests and operations end within stopTime.
-func (h *host) finish(svc *bus.Service, cancel context.CancelFunc) error {
+func (h *host) finish(svc *bus.Service) error {
 	ctx, stop := context.WithTimeout(context.Background(), stopTime)
 	defer stop()
 	err := svc.Stop(ctx)
@@ -293,7 +294,7 @@ func (h *host) finish(svc *bus.Service, cancel context.CancelFunc) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		cancel()
+		h.cancel()
 		<-done
 	}
 	return err

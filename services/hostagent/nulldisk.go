@@ -78,6 +78,8 @@ func (n *nullDisks) Activate(k disk.Key, epoch ids.Epoch) error {
 	return nil
 }
 
+func (n *nullDisks) LetGo(disk.Key) error { return nil }
+
 func (n *nullDisks) Detach(_ context.Context, k disk.Key) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

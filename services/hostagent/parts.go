@@ -21,6 +21,7 @@ type disks interface {
 type attacher interface {
 	Attach(ctx context.Context, w disk.Want) (disk.Attachment, error)
 	Activate(k disk.Key, epoch ids.Epoch) error
+	LetGo(k disk.Key) error
 	Detach(ctx context.Context, k disk.Key) error
 	Delete(ctx context.Context, k disk.Key) error
 }

@@ -33,23 +33,26 @@ func (h *host) quotas(ctx context.Context) {
 			awake := s.st.Phase == core.Awake && sb != nil
 			s.mu.Unlock()
 			if awake {
-				h.lookAtQuota(rec, sb)
+				s.lookAtQuota(rec, sb)
 			}
 		}
 	}
 }
 
 // lookAtQuota tells when a disk has come near its end, and again when it is full.
-func (h *host) lookAtQuota(rec inventory.Record, sb *sandbox) {
-	u, err := h.disks.Usage(disk.Key{Session: rec.Session, Generation: rec.Generation})
+func (s *session) lookAtQuota(rec inventory.Record, sb *sandbox) {
+	u, err := s.h.disks.Usage(disk.Key{Session: rec.Session, Generation: rec.Generation})
 	if err != nil || u.Size == 0 {
 		return // it was just taken away
 	}
-	level := quotaLevel(u, sb.quota)
-	if level > sb.quota {
-		h.tell(refOf(rec), telling{what: "quota", reason: quotaText(level, u), done: u.Used, total: u.Size, again: true})
+	s.mu.Lock()
+	was := sb.memo().quota
+	level := quotaLevel(u, was)
+	sb.memo().quota = level
+	s.mu.Unlock()
+	if level > was {
+		s.h.tell(refOf(rec), telling{what: "quota", reason: quotaText(level, u), done: u.Used, total: u.Size, again: true})
 	}
-	sb.quota = level
 }
 
 // quotaLevel is 0, quotaNear or quotaFull. It goes down with hysteresis.

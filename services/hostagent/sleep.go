@@ -74,6 +74,8 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	t.do("host.guest.quiesce", func(ctx context.Context) error { return s.quiesce(ctx, o.sb) })
 	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
 	t.do("host.disk.seal", func(ctx context.Context) (err error) {
+		// Whatever comes of it: nobody needs the disk's key until the session is opened or closed again.
+		defer func() { _ = h.saves.Stop(h.ctx, o.diskKey()) }()
 		if err = h.storeReady(ctx); err == nil {
 			r, err = h.saves.Seal(ctx, h.saving(o.rec))
 		} else {
@@ -86,7 +88,6 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 		return nil, errs.Wrap("sleep", s.key.String(), t.err)
 	}
 	h.meters.saved(r, nil)
-	_ = h.saves.Stop(ctx, o.diskKey()) // nobody else is at it: it only forgets the key
 	if !r.Same && h.vault != nil {
 		h.ops.Go(func() { h.sweepStored(h.saving(o.rec), r.ID) })
 	}
@@ -157,6 +158,9 @@ func (s *session) remove(ctx context.Context, o *operation) error {
 	}
 	if o.rec.Sandbox == "" {
 		return nil
+	}
+	if err := s.h.disks.LetGo(o.diskKey()); err != nil {
+		return err
 	}
 	id := ids.SandboxID(o.rec.Sandbox)
 	if err := s.h.stop(ctx, id); err != nil {

@@ -22,15 +22,16 @@ const (
 	lastSaveBackoff = 5 * time.Minute
 )
 
-// saved is what a host remembers of the snapshots of one epoch.
+// saved is what a host remembers of the disk of one epoch.
 type saved struct {
 	next    time.Time
 	failed  int // in a row
 	running bool
 	unsaved bool // it was said that the disk cannot be saved
+	quota   int  // how full its user was told last that it is
 }
 
-// memo is what is remembered of a sandbox's snapshots. session.mu is held.
+// memo is what is remembered of a sandbox's disk. session.mu is held.
 func (sb *sandbox) memo() *saved {
 	if sb.saved == nil {
 		sb.saved = &saved{}

@@ -2,6 +2,7 @@ package hostagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -40,7 +41,6 @@ type sandbox struct {
 	oomTold   uint64 // kills for memory that an exit told of
 
 	saved *saved // of session.mu
-	quota int    // the level that was told last; of the one who looks at quotas
 }
 
 // again is the same compute with another channel, or another data plane: whoever minds the sandbox
@@ -48,7 +48,7 @@ type sandbox struct {
 func (sb *sandbox) again(guest *hostend.Conn) *sandbox {
 	sb.activate.Lock()
 	defer sb.activate.Unlock()
-	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated, oomTold: sb.oomTold, saved: sb.saved, quota: sb.quota}
+	return &sandbox{Sandbox: sb.Sandbox, guest: guest, place: sb.place, activated: sb.activated, oomTold: sb.oomTold}
 }
 
 // wakeTime bounds a wake whose request has no deadline.
@@ -130,7 +130,7 @@ func (m *making) table() steps.Table {
 	t := steps.Table{
 		{{Name: "host.image", Do: m.traced("host.image", m.findImage)}},
 		{
-			{Name: "host.disk.attach", Do: m.traced("host.disk.attach", m.attach), Undo: func(ctx context.Context) error { return h.disks.Detach(ctx, m.key) }},
+			{Name: "host.disk.attach", Do: m.traced("host.disk.attach", m.attach), Undo: m.letGo},
 		},
 		{{Name: "host.place", Do: m.traced("host.place", m.writePlace), Undo: func(context.Context) error { return os.RemoveAll(h.runFolder(id)) }}},
 		{{Name: "host.driver.create", Do: m.traced("host.driver.create", m.create), Undo: func(ctx context.Context) error { return h.stop(ctx, id) }}},
@@ -217,6 +217,11 @@ func (m *making) attach(ctx context.Context) error {
 	}
 	m.disk.Steps = append([]steps.Time{{Name: "disk.fetch", Took: took}}, m.disk.Steps...)
 	return nil
+}
+
+// letGo detaches the disk of a wake that failed, and forgets the key that a restore asked for.
+func (m *making) letGo(ctx context.Context) error {
+	return errors.Join(m.s.h.saves.Stop(ctx, m.key), m.s.h.disks.Detach(ctx, m.key))
 }
 
 // gone says that files are lost when the disk of a session that was never saved is not here.

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
 )
 
 // DefaultHighWater is the share of the pool above which images of sleepers are evicted.
@@ -211,7 +213,7 @@ func (s *Store) freezeAll(sp Space) {
 	s.mu.Lock()
 	var keys []Key
 	for k, m := range s.active {
-		if m.device != "" && s.frozen[k] == nil {
+		if m.device != "" && s.frozen[k] == nil && !s.ending[k] {
 			keys = append(keys, k)
 		}
 	}
@@ -224,7 +226,10 @@ func (s *Store) freezeAll(sp Space) {
 }
 
 func (s *Store) freezeFor(k Key, sp Space) bool {
-	if !s.isActive(k) {
+	s.mu.Lock()
+	ending := s.ending[k]
+	s.mu.Unlock()
+	if ending || !s.isActive(k) {
 		return false
 	}
 	h, _, err := s.freeze(k, s.freezeTime) // one that is not frozen in time will be later
@@ -302,6 +307,24 @@ func (s *Store) thaw(k Key) error {
 		s.notify(func() { s.onThawed(k) })
 	}
 	return err
+}
+
+// LetGo lets the writers of a disk go on for their end, until it is detached: a process that waits for
+// a frozen file system cannot be killed, and a session that cannot be stopped gives no space back. What
+// it may write until then is bounded by its memory, and what is free is not yet used up when writers
+// are stopped.
+func (s *Store) LetGo(k Key) error {
+	defer s.lock(k)()
+	if !s.isActive(k) {
+		return nil
+	}
+	s.mu.Lock()
+	s.ending[k] = true
+	s.mu.Unlock()
+	if err := s.thaw(k); err != nil {
+		return errs.E("let the writers of the disk go on", kindOf(err), k.String(), err)
+	}
+	return nil
 }
 
 func ioctl[T any](f *os.File, request uintptr, arg *T) error {

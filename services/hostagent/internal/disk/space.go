@@ -243,6 +243,7 @@ func (s *Store) release(k Key) {
 	defer s.mu.Unlock()
 	delete(s.active, k)
 	delete(s.saved, k)
+	delete(s.ending, k)
 	if h := s.holds[k]; h != nil && h.over() {
 		delete(s.holds, k)
 	}

@@ -134,6 +134,7 @@ type Store struct {
 	cloning   map[Key]bool   // a clone of an attached disk is about to be made
 	holds     map[Key]*hold  // the last freeze of each disk
 	frozen    map[Key]*hold  // disks that are frozen for the pool's sake
+	ending    map[Key]bool   // attached disks whose session is being stopped
 	saved     map[Key]uint64 // what was written to the loop device until the last committed shot
 	notices   []func()       // that were not told yet
 	telling   bool
@@ -156,7 +157,7 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		onFrozen: cfg.Frozen, onThawed: cfg.Thawed, markFrozen: cfg.MarkFrozen,
 		log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
 		busy: map[Key]*sync.Mutex{}, active: map[Key]mounting{}, shots: map[Key]*Shot{}, views: map[Key]*View{},
-		restoring: map[Key]bool{}, cloning: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, saved: map[Key]uint64{},
+		restoring: map[Key]bool{}, cloning: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, ending: map[Key]bool{}, saved: map[Key]uint64{},
 	}
 	if s.highWater <= 0 || s.highWater > 1 {
 		s.highWater = DefaultHighWater
