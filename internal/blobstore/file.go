@@ -11,17 +11,54 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/blobstore/layer"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/driver"
 	"gocloud.dev/blob/fileblob"
+	"gocloud.dev/gcerrors"
 )
 
 // folder is a bucket in a folder whose writes and deletes are on the disk when
 // they are acknowledged; fileblob's own are not: it never syncs. It writes to
-// a temporary file beside the object and renames that.
+// a temporary file beside the object and renames that. Another folder at the
+// same path, such as what is below a mount that went away, is never taken for
+// an empty store, and nothing is written there.
 type folder struct {
 	layer.Driver
 	root string
+	id   os.FileInfo // of root when it was opened
+}
+
+// here fails when the folder is not the one that was opened.
+func (f *folder) here() error {
+	now, err := os.Stat(f.root)
+	if err == nil && os.SameFile(now, f.id) {
+		return nil
+	}
+	return errs.E("look at store", errkind.Unavailable, "", "its folder was moved away, or is not mounted any more")
+}
+
+// unless says that the store is not here rather than that it lacks an object.
+func (f *folder) unless(err error) error {
+	if err != nil && f.ErrorCode(err) == gcerrors.NotFound {
+		if away := f.here(); away != nil {
+			return away
+		}
+	}
+	return err
+}
+
+// Attributes implements driver.Bucket.
+func (f *folder) Attributes(ctx context.Context, key string) (*driver.Attributes, error) {
+	a, err := f.Driver.Attributes(ctx, key)
+	return a, f.unless(err)
+}
+
+// NewRangeReader implements driver.Bucket.
+func (f *folder) NewRangeReader(ctx context.Context, key string, offset, length int64, o *driver.ReaderOptions) (driver.Reader, error) {
+	r, err := f.Driver.NewRangeReader(ctx, key, offset, length, o)
+	return r, f.unless(err)
 }
 
 func openFolder(dir string) (driver.Bucket, error) {
@@ -36,7 +73,11 @@ func openFolder(dir string) (driver.Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &folder{layer.Driver{Below: b}, dir}, syncUp(dir, filepath.Dir(dir))
+	id, err := os.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &folder{layer.Driver{Below: b}, dir, id}, syncUp(dir, filepath.Dir(dir))
 }
 
 // temporary is the name of a file that is being written.
@@ -47,6 +88,9 @@ func (f *folder) ListPaged(ctx context.Context, o *driver.ListOptions) (*driver.
 	opts := *o
 	for {
 		page, err := f.Driver.ListPaged(ctx, &opts)
+		if err == nil {
+			err = f.here()
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -68,15 +112,18 @@ type fileWriter struct {
 	*blob.Writer
 	f      *os.File
 	dir    string
-	root   string
+	store  *folder
 	cancel context.CancelFunc
 	err    error
 }
 
 // NewTypedWriter implements driver.Bucket.
 func (f *folder) NewTypedWriter(ctx context.Context, key, contentType string, o *driver.WriterOptions) (driver.Writer, error) {
+	if err := f.here(); err != nil {
+		return nil, err
+	}
 	opts, before := *o, o.BeforeWrite
-	w := &fileWriter{root: f.root}
+	w := &fileWriter{store: f}
 	opts.BeforeWrite = func(as func(any) bool) error {
 		if !as(&w.f) {
 			return errors.New("fileblob does not say which file it writes")
@@ -127,7 +174,10 @@ func (w *fileWriter) Close() error {
 	if err := w.Writer.Close(); err != nil {
 		return err
 	}
-	return syncUp(w.dir, w.root)
+	if err := syncUp(w.dir, w.store.root); err != nil {
+		return err
+	}
+	return w.store.here()
 }
 
 // Copy goes through a writer, because that syncs.

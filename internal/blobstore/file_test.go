@@ -2,6 +2,7 @@ package blobstore
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -107,5 +108,45 @@ func TestFullFolderRefusesAndKeepsWhatItHas(t *testing.T) {
 	}
 	if err := Reachable(ctx, b); !errs.Is(err, errkind.Denied) {
 		t.Errorf("read-only: %v", err)
+	}
+}
+
+// A store whose mount went away is not an empty store: nothing is found missing, and nothing is
+// written below the place where it will be again.
+func TestAnotherFolderAtTheSamePathIsNoStore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	b := open(t, "file://"+dir)
+	ctx := bustest.Context(t)
+	if err := b.WriteAll(ctx, "v1/a/x", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	away := func(name string, err error) {
+		t.Helper()
+		if Kind(err) != errkind.Unavailable {
+			t.Errorf("%s: %v, want that the store is away", name, err)
+		}
+	}
+	for _, instead := range []func() error{
+		func() error { return nil }, func() error { return os.Mkdir(dir, 0o700) }, func() error { return os.WriteFile(dir, nil, 0o600) },
+	} {
+		if err := errors.Join(os.Rename(dir, dir+".away"), instead()); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := b.ListPage(ctx, blob.FirstPageToken, 10, nil)
+		away("list", err)
+		_, err = b.ReadAll(ctx, "v1/a/x")
+		away("read", err)
+		_, err = b.Exists(ctx, "v1/a/x")
+		away("look", err)
+		away("write", b.WriteAll(ctx, "v1/a/y", []byte("y"), nil))
+		if left, err := os.ReadDir(dir); err == nil && len(left) > 0 {
+			t.Errorf("written beside the store: %v", left)
+		}
+		if err := errors.Join(os.RemoveAll(dir), os.Rename(dir+".away", dir)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.ReadAll(ctx, "v1/a/x"); err != nil || string(got) != "x" {
+			t.Fatalf("with the store back: %q, %v", got, err)
+		}
 	}
 }
