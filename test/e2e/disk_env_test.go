@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/test/testenv"
 )
 
-// diskTerms are how the tests of disks run berth up: small disks, all in tier container.
+// diskTerms are how the tests of disks run berth up: small disks, in tier container if nothing else is asked for.
 type diskTerms struct {
 	Store   string        // empty: nats://
 	Disk    uint64        // bytes of each disk
@@ -36,10 +36,10 @@ type diskTerms struct {
 var diskConfig = template.Must(template.New("").Parse(`lifecycle:
   policy:
     templates:
-      default: {image: default, tier: container, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
+      default: {image: default, tier: gvisor, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
       container: {image: default, tier: container, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
     plans:
-      default: {template: default, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
+      default: {template: container, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
 host:
   disk: {store: "{{.Store}}", pool_bytes: {{.Pool}}, reserve: {{.Reserve}}, evict_above: {{.Evict}}, ready: 1}
 `))

@@ -110,6 +110,46 @@ func TestDeletedAndErased(t *testing.T) {
 	nothingComesBack(t, e, store, kept, marker)
 }
 
+// TestDeleteWhileTheStoreIsAway: the end of a session does not wait for the store. What is there is of
+// no use to anybody, and it is removed once the store is back, also after a restart.
+func TestDeleteWhileTheStoreIsAway(t *testing.T) {
+	store, url := fileStore(t)
+	e := diskEnv(t, diskTerms{Store: url})
+	c := e.Client("acme", "ann")
+	s := open(t, c, sdk.OpenOptions{})
+	key := s.Key()
+	put(t, s, "/root/f", "x")
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	heard := listen(t, e.Operator(), key)
+	away := store + ".away"
+	if err := errors.Join(os.Rename(store, away), os.WriteFile(store, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteSession(t.Context(), sdk.UserSession{}); err != nil {
+		t.Fatal(err)
+	}
+	heard.await(t, "erased", nil)
+	if left := images(t, e, key); len(left) > 0 {
+		t.Errorf("on the host is left %v", left)
+	}
+	e.Kill()
+	if err := errors.Join(os.Remove(store), os.Rename(away, store)); err != nil {
+		t.Fatal(err)
+	}
+	if len(objects(t, store, key)) == 0 {
+		t.Fatal("the objects went while the store was away: the test looks in the wrong place")
+	}
+	e.Up()
+	eventually(t, 15*time.Second, func() error {
+		if left := objects(t, store, key); len(left) > 0 {
+			return fmt.Errorf("the store still has %v", left)
+		}
+		return nil
+	})
+}
+
 // nothingComesBack puts the copies of the store and of the raft log in the place of the live ones: to
 // the scheduler the session is as it was before the delete, and every object is there.
 func nothingComesBack(t *testing.T, e *testenv.Env, store, kept string, marker []byte) {

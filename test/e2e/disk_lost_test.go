@@ -12,16 +12,17 @@ import (
 )
 
 // TestHostImageLostWhileAsleep: all disks of the host are gone, and every file comes back from the
-// store, from the bus's own as from a folder.
+// store, from the bus's own as from a folder, in each tier.
 func TestHostImageLostWhileAsleep(t *testing.T) {
-	for _, store := range []string{"nats", "file"} {
+	for store, template := range map[string]string{"nats": "container", "file": "default"} {
 		t.Run(store, func(t *testing.T) {
+			o := sdk.OpenOptions{Template: template}
 			var d diskTerms
 			if store == "file" {
 				_, d.Store = fileStore(t)
 			}
 			e := diskEnv(t, d)
-			s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
+			s := open(t, e.Client("acme", "ann"), o)
 			key, want := s.Key(), tree(t, s)
 			if err := s.Close(t.Context()); err != nil {
 				t.Fatal(err)
@@ -31,7 +32,7 @@ func TestHostImageLostWhileAsleep(t *testing.T) {
 			}
 			e.LosePool()
 			e.Up()
-			s = open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
+			s = open(t, e.Client("acme", "ann"), o)
 			if s.Origin() != sdk.Resumed || s.Key() != key {
 				t.Errorf("the wake says %s", s.Origin())
 			}
