@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -255,9 +256,15 @@ type holding struct {
 	objects int
 }
 
-func holds(dir string) (h holding, err error) {
-	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
+func holds(dir string) (holding, error) { return holdsOf(dir, "") }
+
+// holdsOf counts what has a word in its path.
+func holdsOf(dir, word string) (h holding, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was just removed
+		}
+		if err != nil || !d.Type().IsRegular() || !strings.Contains(path, word) {
 			return err
 		}
 		i, err := d.Info()
