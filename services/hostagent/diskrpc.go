@@ -13,7 +13,6 @@ import (
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/archive"
-	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 )
 
@@ -75,6 +74,11 @@ func (h *host) rpcVerify(ctx context.Context, _ bus.Request, req *hostv1.VerifyR
 	out := &hostv1.VerifyReply{
 		Objects: uint32(v.Objects), Bytes: v.Bytes, Next: v.Next, Snapshots: uint32(v.Snapshots), TotalObjects: uint32(v.Total),
 	}
+	if len(v.Damaged) > 0 {
+		if err := h.disks.Doubt(disk.Key{Session: d.Session, Generation: d.Generation}); err != nil && !errs.Is(err, errkind.NotFound) {
+			return nil, errs.Wrap(op, d.Session.String(), err)
+		}
+	}
 	for _, d := range v.Damaged {
 		out.Damaged = append(out.Damaged, &hostv1.Damage{Object: d.Object, Reason: d.Reason, Snapshots: d.Snapshots})
 	}
@@ -92,14 +96,14 @@ func (h *host) rpcGrow(ctx context.Context, _ bus.Request, req *hostv1.GrowReque
 	if err := h.lease.check(); err != nil {
 		return nil, err
 	}
-	g, e := grant.GenerationOf(req.GetSession().GetGeneration()), grant.EpochOf(req.GetSession().GetEpoch())
 	s.mu.Lock()
-	current := s.st.Generation == g && s.st.Epoch == e && s.st.Phase == core.Awake
+	err = s.awakeIn(op, req.GetSession())
 	s.mu.Unlock()
-	if !current {
-		return nil, errs.Errorf(op, errkind.StaleEpoch, "the session is not awake here in generation %s and epoch %s", g, e)
+	if err != nil {
+		return nil, err
 	}
-	n, err := h.disks.Grow(ctx, disk.Key{Session: s.key, Generation: g}, req.GetSizeBytes())
+	k := disk.Key{Session: s.key, Generation: grant.GenerationOf(req.GetSession().GetGeneration())}
+	n, err := h.disks.Grow(ctx, k, req.GetSizeBytes())
 	if err != nil {
 		return nil, errs.Wrap(op, s.key.String(), err)
 	}

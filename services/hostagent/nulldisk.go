@@ -184,7 +184,9 @@ func (n *nullDisks) Sweep(_ context.Context, judge func(disk.Disk) disk.Verdict)
 func (n *nullDisks) Space() (disk.Space, error) { return disk.Space{Free: 1 << 40}, nil }
 func (n *nullDisks) Close() error               { return nil }
 
-func (n *nullDisks) Dirty(disk.Key) (bool, error)       { return true, nil }
+func (n *nullDisks) Dirty(disk.Key) (bool, error) { return true, nil }
+func (n *nullDisks) Doubt(disk.Key) error         { return nil }
+
 func (n *nullDisks) Usage(disk.Key) (disk.Usage, error) { return disk.Usage{}, nil }
 func (n *nullDisks) Grow(_ context.Context, k disk.Key, size uint64) (uint64, error) {
 	n.mu.Lock()

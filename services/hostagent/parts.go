@@ -29,6 +29,7 @@ type attacher interface {
 // minder looks after an attached disk.
 type minder interface {
 	Dirty(k disk.Key) (bool, error)
+	Doubt(k disk.Key) error
 	Usage(k disk.Key) (disk.Usage, error)
 	Grow(ctx context.Context, k disk.Key, size uint64) (uint64, error)
 	View(ctx context.Context, k disk.Key, epoch ids.Epoch) (*disk.View, error)

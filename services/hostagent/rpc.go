@@ -135,11 +135,19 @@ func (h *host) rpcActivity(ctx context.Context, _ bus.Request, req *hostv1.Activ
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g, e := grant.GenerationOf(req.GetSession().GetGeneration()), grant.EpochOf(req.GetSession().GetEpoch())
-	if s.st.Generation != g || s.st.Epoch != e || s.st.Phase != core.Awake {
-		return nil, errs.Errorf(op, errkind.StaleEpoch, "the session is not awake here in generation %s and epoch %s", g, e)
+	if err := s.awakeIn(op, req.GetSession()); err != nil {
+		return nil, err
 	}
 	return &hostv1.ActivityReply{Busy: s.st.Work > 0, IdleSince: timestamppb.New(s.st.LastActivity)}, nil
+}
+
+// awakeIn refuses unless the session is awake in exactly this generation and epoch. mu is held.
+func (s *session) awakeIn(op string, ref *corev1.SessionRef) error {
+	g, e := grant.GenerationOf(ref.GetGeneration()), grant.EpochOf(ref.GetEpoch())
+	if s.st.Generation != g || s.st.Epoch != e || s.st.Phase != core.Awake {
+		return errs.Errorf(op, errkind.StaleEpoch, "the session is not awake here in generation %s and epoch %s", g, e)
+	}
+	return nil
 }
 
 func (h *host) rpcInventory(ctx context.Context, _ bus.Request, _ *hostv1.InventoryRequest) (*hostv1.InventoryReply, error) {

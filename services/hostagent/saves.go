@@ -29,7 +29,7 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 		return err
 	}
 	h.bucket = bucket
-	h.depot = archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Log: h.log})
+	h.depot = archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Timeout: storeTimeout, Log: h.log})
 	h.vault = h.depot
 	h.saves = saver.New(store, h.depot, saver.Outside{
 		Key: h.dataKey, Check: h.lease.check,
@@ -97,6 +97,9 @@ func (h *host) manifest(g ids.Generation, m archive.Info) *corev1.Manifest {
 		CrashConsistent: m.CrashConsistent, RestoredFrom: m.RestoredFrom,
 	}
 }
+
+// storeTimeout bounds one request to the store, of at most 16 MiB. One that hangs is asked once more.
+const storeTimeout = 45 * time.Second
 
 // storeProbe bounds the look whether the store takes anything, before compute is stopped for it.
 const storeProbe = 3 * time.Second

@@ -107,13 +107,18 @@ func (s *session) snapshot(ctx context.Context, rec inventory.Record, sb *sandbo
 }
 
 // save takes one snapshot, of everything that was written before it was asked for: the guest writes
-// out what it holds itself, then the host.
+// out what it holds itself, then the host. A guest that does not answer is saved all the same, as
+// after a power cut: nothing depends on its being well.
 func (h *host) save(ctx context.Context, on saver.Session, sb *sandbox) error {
 	if err := h.lease.check(); err != nil {
 		return err
 	}
 	if err := flush(ctx, sb); err != nil {
-		return err
+		if ctx.Err() != nil {
+			return err
+		}
+		h.log.Warn("a guest does not write out its files; the snapshot is crash-consistent", "session", on.Session, "error", err)
+		on.Unflushed = true
 	}
 	if dirty, err := h.disks.Dirty(on.Key); err != nil || !dirty {
 		return err

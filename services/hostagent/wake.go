@@ -252,7 +252,7 @@ func (m *making) fetch(ctx context.Context, head string) (string, error) {
 	}}
 	defer p.end()
 	f, err := h.saves.Fetch(ctx, on, saver.Wanted{
-		Head: head, LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Snapshot: m.req.GetRestore(), Progress: p.at,
+		Head: head, LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Unsaved: m.req.GetUnsaved(), Snapshot: m.req.GetRestore(), Progress: p.at,
 	})
 	if err != nil {
 		return "", err

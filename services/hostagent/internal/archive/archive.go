@@ -79,6 +79,8 @@ type Source struct {
 	Changed []extents.Range
 	// Base is the parent's index; nil for the first snapshot.
 	Base *Index
+	// Anew stores everything again: what the parent has in the store may be damaged.
+	Anew bool
 }
 
 // Meta is what a new manifest says beside its content. Parent and history come from Source.Base.
@@ -129,7 +131,6 @@ type Depot struct {
 	enc      *zstd.Encoder
 	dec      *zstd.Decoder
 	headers  headerCache
-	damaged  distrusted
 }
 
 // Open makes a depot over a bucket, which stays the caller's to close.

@@ -98,6 +98,22 @@ func checkBody(b []byte, need int) error {
 	return nil
 }
 
+// tableRoom is more than any encoding of one chunk in a table takes, and than the rest of a body.
+const (
+	tableRoom = 64
+	bodyRoom  = 64 << 10
+)
+
+// getManifest reads a whole manifest object. Its header, which its id vouches for, says how long it may
+// be: whoever keeps the store cannot make a host read more.
+func (d *Depot) getManifest(ctx context.Context, disk Disk, id string) ([]byte, error) {
+	h, err := d.header(ctx, disk, id)
+	if err != nil {
+		return nil, err
+	}
+	return d.getAll(ctx, disk.manifest(id), frontSize+maxHeader+bodyDigest+int64(h.chunks)*tableRoom+bodyRoom)
+}
+
 // Load reads a manifest by its id and checks all of it. Kinds: Invalid (no id), DataLoss (missing,
 // damaged, of another disk or sealed with another key), Unavailable.
 func (d *Depot) Load(ctx context.Context, disk Disk, key Key, id string) (*Index, error) {
@@ -109,7 +125,7 @@ func (d *Depot) Load(ctx context.Context, disk Disk, key Key, id string) (*Index
 	if err != nil {
 		return nil, errs.E(op, errkind.Invalid, id, err)
 	}
-	b, err := d.getAll(ctx, disk.manifest(id), maxObject)
+	b, err := d.getManifest(ctx, disk, id)
 	if err != nil {
 		return nil, notHandedOut(op, id, "its manifest", err)
 	}

@@ -47,7 +47,6 @@ type saver struct {
 	packer *packer
 	read   atomic.Uint64
 	base   []chunk // the parent's table
-	bad    []bool  // the parent's packs that are damaged; nil: none that is known
 
 	table []chunk // of every chunk that may be there; size 0: it is a hole after all
 	todo  []int   // places in table that are to be read
@@ -76,7 +75,6 @@ func (d *Depot) newSaver(ctx context.Context, disk Disk, key Key, src Source, me
 	first := 0
 	if src.Base != nil {
 		s.base, first = src.Base.table, len(src.Base.packs)
-		s.bad = d.damaged.among(disk, src.Base.packs)
 	}
 	s.packer = d.newPacker(ctx, stop, disk, meta.Epoch, first)
 	return s, nil
@@ -126,7 +124,7 @@ func (s *saver) run() (*Index, error) {
 // plan lists the chunks of Data, takes those that cannot have changed from the parent, and leaves
 // the others to be read.
 func (s *saver) plan() {
-	known := s.src.Base != nil && s.src.Changed != nil
+	known := s.src.Base != nil && s.src.Changed != nil && !s.src.Anew
 	changed := cursor{ranges: s.src.Changed}
 	old := 0
 	for pos := range chunksIn(s.src.Data, s.src.Size) {
@@ -136,13 +134,10 @@ func (s *saver) plan() {
 		here := old < len(s.base) && s.base[old].pos == pos
 		off, length := uint64(pos)*ChunkSize, lengthAt(s.src.Size, pos)
 		if known && !changed.touches(off, off+ChunkSize) && length == lengthAt(s.src.Base.info.Size, pos) {
-			if !here {
-				continue
-			}
-			if s.trusts(s.base[old]) {
+			if here {
 				s.table = append(s.table, s.base[old])
-				continue
 			}
+			continue
 		}
 		s.todo = append(s.todo, len(s.table))
 		s.table = append(s.table, chunk{pos: pos})
@@ -250,16 +245,17 @@ func (s *saver) store(at int, raw, sealed []byte) ([]byte, error) {
 
 // known looks for content in the parent: at the same position, then anywhere.
 func (s *saver) known(pos uint32, sum *[32]byte) (chunk, bool) {
+	if s.src.Anew {
+		return chunk{}, false
+	}
 	i, here := slices.BinarySearchFunc(s.base, pos, func(c chunk, pos uint32) int { return int(int64(c.pos) - int64(pos)) })
-	if here && s.base[i].sum == *sum && s.trusts(s.base[i]) {
+	if here && s.base[i].sum == *sum {
 		return s.base[i], true
 	}
 	s.once.Do(func() {
 		s.parent = make(map[uint64]uint32, len(s.base))
 		for i := range s.base {
-			if s.trusts(s.base[i]) {
-				s.parent[start(&s.base[i].sum)] = uint32(i)
-			}
+			s.parent[start(&s.base[i].sum)] = uint32(i)
 		}
 	})
 	if i, ok := s.parent[start(sum)]; ok && s.base[i].sum == *sum {

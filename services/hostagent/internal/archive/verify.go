@@ -64,7 +64,6 @@ func (d *Depot) Verify(ctx context.Context, disk Disk, head, after string, budge
 		out.Objects++
 		out.Bytes += n
 		if reason != "" {
-			d.damaged.add(t.key)
 			out.Damaged = append(out.Damaged, Damage{strings.TrimPrefix(t.key, disk.prefix()), reason, t.snapshots})
 		}
 		if budget > 0 && out.Bytes >= budget && i+1 < len(todo) {
@@ -117,11 +116,12 @@ func (d *Depot) look(ctx context.Context, disk Disk, t target) (reason string, n
 		if err := d.fault("verify.read"); err != nil {
 			return "", n, err
 		}
-		limit := int64(maxPack)
+		var b []byte
 		if t.id != "" {
-			limit = maxObject
+			b, err = d.getManifest(ctx, disk, t.id)
+		} else {
+			b, err = d.getAll(ctx, t.key, maxPack)
 		}
-		b, err := d.getAll(ctx, t.key, limit)
 		n += uint64(len(b))
 		if errs.Is(err, errkind.DataLoss) {
 			reason = "it is missing or cut short"

@@ -41,6 +41,7 @@ func (s *Store) Propose(sh *Shot, m Manifest, plain []byte) error {
 	}
 	rec.Pending = Pending{
 		ID: m.ID, Epoch: sh.Epoch, Sealed: sh.Sealed, TakenAt: sh.TakenAt.UTC(), Allocated: m.Allocated, CrashConsistent: sh.CrashConsistent,
+		Anew: sh.Anew,
 	}
 	if err := s.save(rec); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)

@@ -39,7 +39,7 @@ func (s *Store) Evict(_ context.Context, k Key) error {
 // evictableRecord holds only for an image that equals a manifest which went through a store: the
 // index proves it, which a manifest of a host without one lacks.
 func (s *Store) evictableRecord(rec Record) bool {
-	if rec.State != Clean || rec.Base == "" || rec.Ephemeral || rec.Pending.ID != "" {
+	if rec.State != Clean || rec.Base == "" || rec.Ephemeral || rec.Doubtful || rec.Pending.ID != "" {
 		return false
 	}
 	_, ok := s.readIndex(rec.Key(), baseIndexName, rec.Base)

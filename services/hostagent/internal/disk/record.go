@@ -76,6 +76,9 @@ type Record struct {
 	// AsOf is when the files were as they are, of an image that came from the store and that no session
 	// has written to since.
 	AsOf time.Time `json:"as_of,omitzero"`
+	// Doubtful: a verification found that the store lacks part of what this image may hold. It is not
+	// evicted, and the next snapshot stores everything again.
+	Doubtful bool `json:"doubtful,omitempty"`
 	// Slept is when the disk was last found clean, for the choice of what to evict.
 	Slept time.Time `json:"slept,omitzero"`
 }
@@ -90,6 +93,8 @@ type Pending struct {
 	TakenAt         time.Time `json:"taken_at"`
 	Allocated       uint64    `json:"allocated"`
 	CrashConsistent bool      `json:"crash_consistent,omitempty"`
+	// Anew is true if it leans on nothing that was stored before.
+	Anew bool `json:"anew,omitempty"`
 }
 
 // Key returns the record's key.
@@ -115,6 +120,7 @@ func (r Record) Usable(head string, lastActive ids.Epoch) bool {
 // committed returns the record once the pending manifest is the head.
 func (r Record) committed(now time.Time) Record {
 	r.Base = r.Pending.ID
+	r.Doubtful = r.Doubtful && !r.Pending.Anew
 	if r.Pending.Sealed {
 		r.State, r.Slept = Clean, now.UTC().Truncate(time.Second)
 	}

@@ -41,6 +41,8 @@ type Shot struct {
 	ImageDigest     string
 	TakenAt         time.Time
 	CrashConsistent bool
+	// Anew asks to store everything again: what the store has may be damaged.
+	Anew bool
 	// Sealed is true if the disk was taken away from the session: nothing is newer than this shot.
 	Sealed bool
 	// Frozen is how long writers were blocked.
@@ -67,7 +69,7 @@ func (sh *Shot) Allocated() uint64 { return sh.allocated }
 
 func newShot(rec Record, epoch ids.Epoch) *Shot {
 	return &Shot{
-		Key: rec.Key(), Epoch: epoch, Parent: rec.Base, Size: rec.Size, ImageDigest: rec.Image,
+		Key: rec.Key(), Epoch: epoch, Parent: rec.Base, Anew: rec.Doubtful, Size: rec.Size, ImageDigest: rec.Image,
 		TakenAt: time.Now().UTC(), lost: make(chan struct{}),
 	}
 }

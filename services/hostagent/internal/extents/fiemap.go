@@ -149,3 +149,21 @@ func (e *fiemapExtent) kind() kind {
 	}
 	return blocks
 }
+
+// Alone is what a file holds that no clone of it shares, in bytes.
+func Alone(f *os.File) (uint64, error) {
+	w := &walker{f: f}
+	var sum, pos uint64
+	for !w.last {
+		if err := w.read(pos); err != nil {
+			return 0, err
+		}
+		for _, e := range w.page.extents[:w.page.mapped] {
+			if e.flags&extentShared == 0 {
+				sum += e.length
+			}
+			pos = max(pos, e.logical+e.length)
+		}
+	}
+	return sum, nil
+}

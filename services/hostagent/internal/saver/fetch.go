@@ -19,6 +19,9 @@ type Wanted struct {
 	// LastActive is the last epoch that was ever active: a local image that may hold more than the head
 	// is not replaced.
 	LastActive ids.Epoch
+	// Unsaved says that the session was active after Head: the only copy of what it wrote then may be an
+	// image here that cannot be read as it is, which is not replaced.
+	Unsaved bool
 	// Snapshot to bring back; empty: the head itself.
 	Snapshot string
 	// Progress is told bytes done and in all, from any goroutine.
@@ -47,6 +50,9 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
 	defer leave()
+	if _, err := s.disks.Get(on.Key); want.Unsaved && errs.Is(err, errkind.DataLoss) {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
 	key, err := s.key(ctx, on, j)
 	if err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)

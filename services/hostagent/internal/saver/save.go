@@ -38,6 +38,7 @@ func (s *Saver) Save(ctx context.Context, on Session) (Result, error) {
 	if err != nil {
 		return Result{}, errs.Wrap(op, on.Key.String(), cause(ctx, err))
 	}
+	shot.CrashConsistent = shot.CrashConsistent || on.Unflushed
 	r, err := s.keep(ctx, on, j, shot)
 	r.Took = time.Since(began)
 	if err != nil {
@@ -128,7 +129,7 @@ func lostWith(ctx context.Context, shot *disk.Shot) (context.Context, func()) {
 // source says what of a shot must be looked at. What the host does not remember of the parent is
 // read from the store; then everything is read, and only what is new is uploaded.
 func (s *Saver) source(ctx context.Context, on Session, key archive.Key, shot *disk.Shot) (archive.Source, error) {
-	src := archive.Source{Image: shot.Image, Size: shot.Size}
+	src := archive.Source{Image: shot.Image, Size: shot.Size, Anew: shot.Anew}
 	var err error
 	if src.Data, err = extents.Data(shot.Image); err != nil {
 		return src, errs.E("look at a disk", errkind.Internal, on.Key.String(), err)

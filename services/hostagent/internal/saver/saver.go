@@ -33,6 +33,9 @@ type Session struct {
 	disk.Key
 	Tenant ids.Tenant
 	Epoch  ids.Epoch
+	// Unflushed says that the guest did not write out what it holds itself: what is saved is
+	// crash-consistent.
+	Unflushed bool
 	// Keep says which snapshots stay when a new one is made.
 	Keep archive.Keep
 }
@@ -201,11 +204,3 @@ func (s *Saver) Stop(ctx context.Context, k disk.Key) error {
 	j.mu.Unlock()
 	return nil
 }
-
-// Snapshots lists what can be brought back, the head first.
-func (s *Saver) Snapshots(ctx context.Context, d archive.Disk, head string) ([]archive.Info, error) {
-	return s.depot.Snapshots(ctx, d, head)
-}
-
-// Erase removes everything that the store has of a generation. Idempotent.
-func (s *Saver) Erase(ctx context.Context, d archive.Disk) error { return s.depot.Erase(ctx, d) }

@@ -29,3 +29,19 @@ func (s *Store) Unchanged(sh *Shot) error {
 	rec.State, rec.Slept = Clean, time.Now().UTC().Truncate(time.Second)
 	return errs.Wrap(op, k.String(), s.save(rec))
 }
+
+// Doubt notes that the store lacks part of what the image may hold, until a snapshot stored everything
+// again. NotFound if this host has no image. Idempotent.
+func (s *Store) Doubt(k Key) error {
+	const op = "keep the image of a damaged manifest"
+	defer s.lock(k)()
+	rec, err := s.load(k)
+	if err != nil {
+		return errs.Wrap(op, k.String(), err)
+	}
+	if rec.Doubtful {
+		return nil
+	}
+	rec.Doubtful = true
+	return errs.Wrap(op, k.String(), s.save(rec))
+}
