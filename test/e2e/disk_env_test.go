@@ -3,10 +3,8 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,7 +42,7 @@ host:
   disk: {store: "{{.Store}}", pool_bytes: {{.Pool}}, reserve: {{.Reserve}}, evict_above: {{.Evict}}, ready: 1}
 `))
 
-// diskEnv starts berth up with these terms. dir is the folder of a store in files, empty without one.
+// diskEnv starts berth up with these terms; what is zero has a default for tests.
 func diskEnv(t *testing.T, d diskTerms) *testenv.Env {
 	t.Helper()
 	if d.Store == "" {
@@ -290,5 +288,3 @@ func objects(t *testing.T, store, key string) (out []string) {
 	}
 	return out
 }
-
-func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
