@@ -67,10 +67,10 @@ func (s *Session) Timing() Timing { return timingOf(s.current().GetTiming()) }
 func (s *Session) Detach() { s.stop() }
 
 // Close puts the session to sleep now, or deletes it if it is ephemeral;
-// running processes end. nil means that its manifest is committed: the next
-// open finds what was written, or is refused. In this release the disk itself
-// is on one host; surviving the loss of a host comes with snapshots. The
-// handle is done.
+// running processes end. nil means that its manifest is committed and all that
+// it names is in the store: the next open finds what was written, also after
+// the loss of the host. ErrUnsaved: it sleeps, or is about to, and its files
+// are whole on their host, but not saved outside it yet. The handle is done.
 func (s *Session) Close(ctx context.Context) error {
 	err := s.c.CloseSession(ctx, UserSession{User: s.opts.User, Name: s.Name(), ViaQueue: s.opts.ViaQueue})
 	if err == nil {
@@ -99,9 +99,8 @@ type Manifest struct {
 }
 
 // Checkpoint commits the state of the disk as a manifest. nil means that what
-// was written before is on the disk, synced by a program or not, and that the
-// manifest is committed. In this release the disk itself is on one host;
-// surviving the loss of a host comes with snapshots. Safe to repeat.
+// was written before, synced by a program or not, is in the store, and that
+// the manifest is committed: it survives the loss of the host. Safe to repeat.
 func (s *Session) Checkpoint(ctx context.Context) (Manifest, error) {
 	r, err := s.short(ctx, "checkpoint", &boxv1.Operation{Op: &boxv1.Operation_Checkpoint{Checkpoint: &boxv1.Checkpoint{}}}, true)
 	if err != nil {

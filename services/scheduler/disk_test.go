@@ -163,6 +163,23 @@ func TestStoreAwayWhileASleepingSessionIsOpened(t *testing.T) {
 	}
 }
 
+// Whoever closes while the store is away is told at once that it is not saved
+// yet; the sleep goes on, and ends when the store is back.
+func TestAnUnsavedCloseIsToldAtOnce(t *testing.T) {
+	w := newWorld(t, nil)
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	must[wakeReply](t)(w.open(1, "r1"))
+	h.failing("sleep", errs.E("fake", errkind.Unsaved, "", "the store does not answer"))
+	if _, err := w.close(1, "c1"); !errs.Is(err, errkind.Unsaved) || !strings.Contains(err.Error(), "the store does not answer") {
+		t.Errorf("the close: %v", err)
+	}
+	w.become(1, corev1.State_STATE_SLEEPING)
+	h.failing("sleep", nil)
+	w.become(1, corev1.State_STATE_ASLEEP)
+	w.events(1, "admitted placed active asleep")
+}
+
 // It is known that the disk cannot be saved, and the host tries once more: an
 // open does not wait for the end of that try.
 func TestOpenDoesNotWaitForAnotherTryToSave(t *testing.T) {

@@ -26,6 +26,7 @@ const testHost ids.Host = "h1"
 
 // box is what the fake host has of one session.
 type box struct {
+	unsaved                    bool // its compute is gone and its disk not saved
 	generation, epoch, running string
 	manifest                   string
 	disk, recalled             bool
@@ -127,7 +128,7 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 		origin = corev1.Origin_ORIGIN_CREATED
 	}
 	b.recalled = b.recalled && b.epoch == e
-	b.epoch, b.running, b.disk, b.origin = e, e, true, origin
+	b.epoch, b.running, b.unsaved, b.disk, b.origin = e, e, false, true, origin
 	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
 }
@@ -164,7 +165,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if b := h.boxes[r.GetSession().GetSession()]; b != nil && errs.Is(err, errkind.Unsaved) {
-			b.running = ""
+			b.running, b.unsaved = "", true
 		}
 		return nil, err
 	}
@@ -175,7 +176,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	case b != nil && b.epoch == e && b.running == "" && b.manifest != "": // asked again
 		defer h.mu.Unlock()
 		return &hostv1.SleepReply{Manifest: &corev1.Manifest{Id: b.manifest}}, nil
-	case b == nil || b.running != e:
+	case b == nil || b.running != e && (!b.unsaved || b.epoch != e):
 		h.mu.Unlock()
 		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")
 	case b.recalled || h.busy && !r.GetForce():
@@ -191,7 +192,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	b.running, b.manifest = "", m.GetId()
+	b.running, b.unsaved, b.manifest = "", false, m.GetId()
 	return &hostv1.SleepReply{Manifest: m}, nil
 }
 

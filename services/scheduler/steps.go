@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -144,9 +145,16 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 	}
 	if errs.Is(err, errkind.Unsaved) {
 		l.driver.note(lp, err)
-		if now := l.session(s.Key); now != nil && now.Epoch == s.Epoch && now.Wake != nil {
-			why, _ = l.driver.trouble(lp)
+		now := l.session(s.Key)
+		why, _ = l.driver.trouble(lp)
+		switch {
+		case now == nil || now.Epoch != s.Epoch:
+		case now.Wake != nil:
 			return l.wakeUnsaved(ctx, now, why)
+		case slices.ContainsFunc(now.Pending, func(p core.Pending) bool { return p.Verb == core.VerbClose }):
+			if _, derr := l.apply(ctx, core.Entry{Delayed: &core.Delayed{Ref: ref, Reason: why}}); derr != nil {
+				return derr
+			}
 		}
 	}
 	if err != nil {

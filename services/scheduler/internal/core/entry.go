@@ -37,6 +37,7 @@ type Entry struct {
 	Removed      *Removed      `json:"removed,omitempty"`
 	Stopped      *Ref          `json:"stopped,omitempty"`
 	Exited       *Exited       `json:"exited,omitempty"`
+	Delayed      *Delayed      `json:"delayed,omitempty"`
 	Manifest     *ManifestCmd  `json:"manifest,omitempty"`
 	Restore      *Restore      `json:"restore,omitempty"`
 	Join         *Host         `json:"join,omitempty"`
@@ -56,7 +57,7 @@ func (e Entry) Name() string {
 		{e.Open != nil, "open"}, {e.Place != nil, "place"}, {e.Woke != nil, "woke"}, {e.WakeFailed != nil, "wake_failed"},
 		{e.Sleep != nil, "sleep"}, {e.Slept != nil, "slept"}, {e.SleepRefused != nil, "sleep_refused"}, {e.Delete != nil, "delete"},
 		{e.Removed != nil, "removed"}, {e.Stopped != nil, "stopped"}, {e.Exited != nil, "exited"}, {e.Manifest != nil, "manifest"},
-		{e.Restore != nil, "restore"},
+		{e.Restore != nil, "restore"}, {e.Delayed != nil, "sleep_delayed"},
 		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Trim != nil, "trim"},
 		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"},
 	} {
@@ -219,6 +220,12 @@ type Exited struct {
 	Host   ids.Host   `json:"host"`
 	Reason string     `json:"reason,omitempty"`
 	Alive  []ids.Host `json:"alive,omitempty"`
+}
+
+// Delayed tells that no compute is left but that the disk cannot be saved yet; the sleep goes on.
+type Delayed struct {
+	Ref
+	Reason string `json:"reason,omitempty"`
 }
 
 // ManifestCmd moves the head by compare-and-swap.

@@ -140,6 +140,22 @@ func (x *tx) slept(c *Slept) Outcome {
 	return Outcome{Session: s}
 }
 
+// delayed tells those who wait for the close that it is not saved yet, and goes on trying.
+func (x *tx) delayed(c *Delayed) Outcome {
+	old, no := x.exact(c.Ref)
+	if no != nil {
+		return *no
+	}
+	if old.State != Sleeping {
+		return Outcome{Session: old}
+	}
+	s := x.edit(old)
+	x.move(s, tDelayed)
+	x.settle(s, VerbClose, failWith(errkind.Unsaved, "it sleeps, but not all that was written is saved yet: "+c.Reason))
+	x.put(s)
+	return Outcome{Session: s}
+}
+
 // sleepRefused keeps the session awake: it is in use, or an open took the
 // sleep back while processes still ran.
 func (x *tx) sleepRefused(c *SleepRefused) Outcome {

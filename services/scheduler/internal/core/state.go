@@ -205,6 +205,8 @@ func (x *tx) apply(e Entry) Outcome {
 		return x.stopped(e.Stopped)
 	case e.Exited != nil:
 		return x.exited(e.Exited)
+	case e.Delayed != nil:
+		return x.delayed(e.Delayed)
 	case e.Manifest != nil:
 		return x.manifest(e.Manifest)
 	case e.Restore != nil:

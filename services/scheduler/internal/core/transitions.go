@@ -103,7 +103,9 @@ var (
 		When: "not worth another try", To: Failed, Emits: emits{HasFailed}, Commands: commands{HostStop}})
 	tSleep = declare(Transition{Name: "sleep", From: states{Active}, Event: "sleep",
 		When: "generation and epoch match where given; not renewed within the idle time", To: Sleeping, Commands: commands{HostSleep}})
-	tSleepJoin    = declare(Transition{Name: "join the sleep", From: states{Sleeping}, Event: "sleep", To: Sleeping})
+	tSleepJoin = declare(Transition{Name: "join the sleep", From: states{Sleeping}, Event: "sleep", To: Sleeping})
+	tDelayed   = declare(Transition{Name: "wait for the store", From: states{Sleeping}, Event: "sleep_delayed",
+		When: "no compute is left, the disk cannot be saved yet: who waits for the close is told", To: Sleeping})
 	tEndEphemeral = declare(Transition{Name: "end", From: states{Active, Asleep, Failed, New}, Event: "sleep",
 		When: "ephemeral", To: Deleting, Commands: commands{Revoke, HostDelete}})
 	tPause = declare(Transition{Name: "pause", From: states{Asleep, Failed}, Event: "sleep",
