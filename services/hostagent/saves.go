@@ -29,6 +29,9 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 		return err
 	}
 	h.bucket = bucket
+	if err := h.sameStore(ctx); err != nil {
+		return err
+	}
 	h.depot = archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Timeout: storeTimeout, Log: h.log})
 	h.vault = h.depot
 	h.saves = saver.New(store, h.depot, saver.Outside{
