@@ -76,7 +76,10 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	t.do("host.disk.seal", func(ctx context.Context) (err error) {
 		// Whatever comes of it: nobody needs the disk's key until the session is opened or closed again.
 		defer func() { _ = h.saves.Stop(h.ctx, o.diskKey()) }()
-		if err = h.storeReady(ctx); err == nil {
+		if !o.idle() { // else it was asked before anything was stopped
+			err = h.storeReady(ctx)
+		}
+		if err == nil {
 			r, err = h.saves.Seal(ctx, h.saving(o.rec))
 		} else {
 			err = errors.Join(err, h.disks.Detach(ctx, o.diskKey()))
@@ -94,10 +97,15 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	return &hostv1.SleepReply{Manifest: h.manifest(o.rec.Generation, r.Info), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
 }
 
+// idle reports whether it is a sleep that nobody forces, of a session whose compute is there.
+func (o *operation) idle() bool {
+	req, ok := o.req.(*hostv1.SleepRequest)
+	return ok && !req.GetForce() && req.GetIdleSince() != nil && o.sb != nil
+}
+
 // storeFirst keeps a session awake that nobody forces to sleep while its files could not be saved.
 func (s *session) storeFirst(ctx context.Context, o *operation) error {
-	req, ok := o.req.(*hostv1.SleepRequest)
-	if !ok || req.GetForce() || req.GetIdleSince() == nil || o.sb == nil {
+	if !o.idle() {
 		return nil
 	}
 	err := s.h.storeReady(ctx)
