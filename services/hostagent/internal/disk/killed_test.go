@@ -44,11 +44,13 @@ var scenarios = map[string]scenario{
 		points: append([]string{"shot.settled", "shot.frozen", "shot.cloned", "shot.synced", "shot.named"}, commitPoints...),
 		do:     doShoot, check: checkSession,
 	},
-	"seal":  {points: append([]string{"seal.detached"}, commitPoints...), do: doSeal, check: checkSession},
-	"clone": {points: []string{"clone.made", "seal.cloned"}, only: "xfs", do: doSeal, check: checkSession},
-	"view":  {points: []string{"shot.frozen", "shot.synced", "view.loop", "view.mounted"}, do: doView, check: checkSession},
-	"full":  {points: []string{"full.frozen"}, do: doFreeze, check: checkSession},
-	"evict": {points: []string{"delete.record", "delete.images"}, do: doEvict, check: checkGone},
+	"follow": {points: []string{"shot.followed", "shot.caughtup"}, only: "xfs", do: doShoot, check: checkSession},
+	"again":  {points: []string{"shot.again"}, only: "xfs", do: doShootThawed, check: checkSession},
+	"seal":   {points: append([]string{"seal.detached"}, commitPoints...), do: doSeal, check: checkSession},
+	"clone":  {points: []string{"clone.made", "seal.cloned"}, only: "xfs", do: doSeal, check: checkSession},
+	"view":   {points: []string{"shot.frozen", "shot.synced", "view.loop", "view.mounted"}, do: doView, check: checkSession},
+	"full":   {points: []string{"full.frozen"}, do: doFreeze, check: checkSession},
+	"evict":  {points: []string{"delete.record", "delete.images"}, do: doEvict, check: checkGone},
 	"delete": {points: []string{"delete.record", "delete.images"},
 		do: func(s *Store, _ task) error { return s.Delete(context.Background(), key(1)) }, check: checkGone},
 	"restore": {points: []string{"restore.began", "restore.filled", "restore.index", "record.written", "restore.void", "restore.renamed", "restore.record"},
@@ -120,6 +122,18 @@ func doShoot(s *Store, _ task) error {
 		return err
 	}
 	return commitShot(s, sh)
+}
+
+// doShootThawed is doShoot with a disk that somebody else thaws.
+func doShootThawed(s *Store, t task) error {
+	fault := s.fault
+	s.fault = func(step string) error {
+		if step == "shot.frozen" {
+			return freezeMount(s.mountPoint(key(1)), false)
+		}
+		return fault(step)
+	}
+	return doShoot(s, t)
 }
 
 func doSeal(s *Store, _ task) error {

@@ -178,8 +178,19 @@ func (s *Store) still(ctx context.Context, sh *Shot, path string) (err error) {
 	if err := s.settle(ctx, k); err != nil {
 		return err
 	}
-	if err := s.copyFrozen(ctx, sh, copied, image); err != nil {
+	mirror, err := s.follow(ctx, k, copied, image)
+	if err != nil {
 		return err
+	}
+	if err := s.copyFrozen(ctx, sh, mirror, copied, image); err != nil {
+		return err
+	}
+	if sh.CrashConsistent && mirror != nil {
+		// Ranges that were cloned one by one while the session wrote are of no one moment; a whole
+		// clone is.
+		if err := s.copyAgain(ctx, sh, copied, image); err != nil {
+			return err
+		}
 	}
 	if err := copied.Sync(); err != nil {
 		return fmt.Errorf("sync clone: %w", err)
@@ -196,8 +207,9 @@ func (s *Store) still(ctx context.Context, sh *Shot, path string) (err error) {
 	return s.at("shot.named")
 }
 
-// copyFrozen is the part for which writers wait.
-func (s *Store) copyFrozen(ctx context.Context, sh *Shot, to, from *os.File) (err error) {
+// copyFrozen is the part for which writers wait. Where a mirror follows the image, only what changed
+// is cloned; if it says that the shot is crash-consistent the mirror may be a mixture.
+func (s *Store) copyFrozen(ctx context.Context, sh *Shot, mirror *extents.Mirror, to, from *os.File) (err error) {
 	h, frozen, err := s.freeze(sh.Key, s.freezeTime)
 	if err != nil {
 		return err
@@ -213,16 +225,34 @@ func (s *Store) copyFrozen(ctx context.Context, sh *Shot, to, from *os.File) (er
 	if err := s.at("shot.frozen"); err != nil {
 		return err
 	}
-	// What the session wrote since the clone was allowed will be shared as well.
-	if ok, _, err := s.bears(); err != nil || !ok {
-		return errs.E("clone disk", errkind.NoCapacity, sh.Key.String(), errors.Join(err, errors.New("the pool filled up while the disk was synced")))
+	if err := s.bearable(sh.Key); err != nil {
+		return err
 	}
 	sh.TakenAt = time.Now().UTC()
 	sh.written, sh.counted = s.writtenTo(sh.Key)
-	if err := s.copyImage(ctx, to, from); err != nil {
+	switch {
+	case mirror == nil:
+		err = s.copyImage(ctx, to, from)
+	case frozen:
+		_, err = mirror.Update(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	return s.at("shot.cloned")
+}
+
+// copyAgain replaces the copy of a disk that did not stay frozen by one of one moment.
+func (s *Store) copyAgain(ctx context.Context, sh *Shot, to, from *os.File) error {
+	sh.TakenAt = time.Now().UTC()
+	sh.written, sh.counted = s.writtenTo(sh.Key)
+	if err := to.Truncate(0); err != nil {
+		return err
+	}
+	if err := s.copyImage(ctx, to, from); err != nil {
+		return err
+	}
+	return s.at("shot.again")
 }
 
 // copyImage clones where the pool can. Elsewhere it reads all that is allocated, and the session

@@ -339,7 +339,11 @@ func TestADiskIsThawedAfterEveryFailure(t *testing.T) {
 	onPools(t, func(t *testing.T, cfg Config) {
 		s := openWith(t, cfg, nil)
 		a := awake(t, s, 1, 1)
-		for _, point := range []string{"shot.settled", "shot.frozen", "shot.cloned", "shot.synced", "shot.named"} {
+		points := []string{"shot.settled", "shot.frozen", "shot.cloned", "shot.synced", "shot.named"}
+		if cfg.Reflink {
+			points = append(points, "shot.followed", "shot.caughtup")
+		}
+		for _, point := range points {
 			for _, crash := range []bool{false, true} {
 				s.fault = faultAt(point, crash)
 				err, crashed := survive(func() error { _, err := s.Shoot(t.Context(), key(1), ep(1)); return err })
@@ -418,29 +422,4 @@ func TestADeathInACheckpointLeavesNoFrozenDisk(t *testing.T) {
 		t.Error("the disk is still frozen")
 		_ = freezeMount(a.Root, false)
 	}
-}
-
-// BenchmarkShoot freezes a disk of 10 GiB with 1 GiB in it after 64 MiB of it were written again.
-func BenchmarkShoot(b *testing.B) {
-	p := ownPool(b, 12<<10)
-	s := openWith(b, Config{Dir: p.point, Reflink: true}, nil)
-	w := fresh(1, 1)
-	w.Size = 10 << 30
-	a := attach(b, s, w)
-	activate(b, s, 1, 1)
-	for i := range 16 {
-		put(b, a, string(rune('a'+i)), strings.Repeat("0123456789abcdef", 4<<20))
-	}
-	saved(b, s, shoot(b, s, 1, 1), "m0")
-	var frozen, took time.Duration
-	for n := range b.N {
-		put(b, a, string(rune('a'+n%16)), strings.Repeat("fedcba9876543210", 4<<20))
-		began := time.Now()
-		sh := shoot(b, s, 1, 1)
-		took += time.Since(began)
-		frozen = max(frozen, sh.Frozen)
-		saved(b, s, sh, "m"+strings.Repeat("x", n+1))
-	}
-	b.ReportMetric(float64(frozen.Microseconds())/1000, "frozen-max-ms")
-	b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "shot-ms")
 }

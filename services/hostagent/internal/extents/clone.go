@@ -18,8 +18,14 @@ const copyUnit = 1 << 20
 // Clone makes dst the same as src; they share their blocks until one of them is written.
 // ErrNotSupported (errors.Is) where the file system cannot; dst is unchanged then.
 func Clone(dst, src *os.File) error {
-	const op = "clone file"
-	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
+	for {
+		if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); !errors.Is(err, unix.EINTR) {
+			return cloneError("clone file", err)
+		}
+	}
+}
+
+func cloneError(op string, err error) error {
 	switch {
 	case err == nil:
 		return nil

@@ -91,7 +91,12 @@ func Changed(base, now *os.File) ([]Range, error) {
 	if err != nil {
 		return nil, errs.E(op, errkind.Internal, "", err)
 	}
-	out, err := diff(a, b)
+	return compared(op, a, b)
+}
+
+// compared is diff with the errors that callers know.
+func compared(op string, base, now pieces) ([]Range, error) {
+	out, err := diff(base, now)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) {
 		return nil, errs.E(op, errkind.Unimplemented, "", fmt.Errorf("%w: %w", ErrUnknown, err))
 	}

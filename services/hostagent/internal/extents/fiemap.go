@@ -77,6 +77,9 @@ type walker struct {
 	page  fiemap
 	next  int // index in page of the first extent that may end after pos
 	last  bool
+	// flushed: what was in the page cache when the walk began is in the map. Only files that nobody
+	// writes have a map that says all.
+	flushed bool
 }
 
 func walk(f *os.File) (*walker, error) {
@@ -119,7 +122,10 @@ func (w *walker) at(pos uint64) (piece, error) {
 func (w *walker) read(pos uint64) error {
 	w.page.start, w.page.length = pos, math.MaxUint64-pos
 	w.page.flags, w.page.mapped, w.page.count = fiemapSync, 0, batch
-	w.next = 0
+	if w.flushed {
+		w.page.flags = 0
+	}
+	w.next, w.flushed = 0, true
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, w.f.Fd(), fiemapIoctl, uintptr(unsafe.Pointer(&w.page)))
 		if errno == unix.EINTR {
