@@ -34,11 +34,15 @@ const deliver = "_INBOX.fe-acme-app.box.d1"
 type wireTap struct {
 	frames chan *boxv1.Frame
 	opened chan struct{} // the opening was answered
+	sealed chan []byte   // with this; may be nil
 }
 
 func (w *wireTap) Publish(subject string, data []byte) error {
 	if subject != deliver {
 		w.opened <- struct{}{} // an answer, sealed
+		if w.sealed != nil {
+			w.sealed <- data
+		}
 		return nil
 	}
 	f := &boxv1.Frame{}

@@ -194,9 +194,6 @@ func (b *Box) short(ctx context.Context, op *boxv1.Operation) (*boxv1.Result, er
 	case *boxv1.Operation_MakeDir:
 		m := o.MakeDir
 		return &boxv1.Result{}, b.guest.Mkdir(ctx, at(m.GetPath(), m.GetUser()), m.GetMode()&0o7777, m.GetParents())
-	case *boxv1.Operation_Checkpoint:
-		m, err := b.gate.Checkpoint(ctx)
-		return &boxv1.Result{Manifest: m}, err
 	case *boxv1.Operation_ListExecs:
 		all, err := b.guest.ListExecs(ctx)
 		if err != nil {

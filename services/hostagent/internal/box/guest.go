@@ -20,7 +20,9 @@ type Gate interface {
 	// Admit begins a piece of work in the same critical section that puts the session to sleep; it
 	// refuses when the session is not awake in this epoch. done ends it; call it once.
 	Admit(ctx context.Context) (done func(), err error)
-	// Checkpoint commits a manifest of the disk as it is.
+	// Checkpoint commits a manifest of the disk as it is. It stops when ctx ends. Several may be under
+	// way at once; each holds what was written before it began. Unsaved: it cannot be saved now, and
+	// the files are whole here.
 	Checkpoint(ctx context.Context) (*corev1.Manifest, error)
 	// Export writes the session's own files, as they were at one moment, as a tar archive in the layer
 	// format of the OCI image specification; see package layer. It stops when ctx ends, and returns an

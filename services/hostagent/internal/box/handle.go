@@ -128,6 +128,8 @@ func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
 		return b.export(ctx, c)
 	case *boxv1.Operation_Import:
 		return b.importFiles(ctx, c, o.Import)
+	case *boxv1.Operation_Checkpoint:
+		return b.checkpoint(ctx, c, o.Checkpoint.GetKey())
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -194,6 +196,8 @@ func opName(op *boxv1.Operation) string {
 		return "import"
 	case *boxv1.Operation_Watch:
 		return "watch"
+	case *boxv1.Operation_Checkpoint:
+		return "checkpoint"
 	}
 	return "call"
 }

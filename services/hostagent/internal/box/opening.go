@@ -114,6 +114,10 @@ func checkOperation(op *boxv1.Operation) error {
 		return checkPaths(o.Watch.GetUser(), o.Watch.GetPath())
 	case *boxv1.Operation_Import:
 		return checkImport(o.Import.GetPath())
+	case *boxv1.Operation_Checkpoint:
+		if key := o.Checkpoint.GetKey(); key != "" {
+			return checkKey(key)
+		}
 	}
 	return nil
 }

@@ -52,6 +52,8 @@ type Server struct {
 	stop  chan struct{}
 	once  sync.Once
 	open  atomic.Int64
+	// quick is how long a checkpoint may take to be answered without a stream, longest how long at all.
+	quick, longest time.Duration
 }
 
 // Bounds of the memory of nonces: openings of the last minutes on this host, and of one session.
@@ -79,6 +81,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, key: key, answers: answers, replay: grant.NewReplay(maxNonces, maxNoncesSession),
 		boxes: map[ids.SessionKey]*Box{}, stop: make(chan struct{}),
+		quick: quickCheckpoint, longest: longestCheckpoint,
 	}
 	go s.watch()
 	return s, nil
@@ -137,7 +140,8 @@ type Box struct {
 	work     sync.WaitGroup
 	mu       sync.Mutex
 	streams  map[ids.StreamID]*stream
-	killed   map[string]bool // execs that ended by SIGKILL: was it for memory?
+	saves    map[string]*saving // checkpoints under way, by the client's key
+	killed   map[string]bool    // execs that ended by SIGKILL: was it for memory?
 	closed   bool
 	execs    tracker
 	seen     grants
@@ -146,7 +150,7 @@ type Box struct {
 // Serve begins to answer openings for a session that is awake. running are the keys of execs that
 // the guest runs already; each holds a piece of work of gate until it ends.
 func (s *Server) Serve(want grant.Binding, guest *hostend.Conn, gate Gate, running []string) (*Box, error) {
-	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}, killed: map[string]bool{}}
+	b := &Box{srv: s, want: want, guest: guest, gate: gate, streams: map[ids.StreamID]*stream{}, saves: map[string]*saving{}, killed: map[string]bool{}}
 	b.log = s.cfg.Log.With("session", want.Session, "epoch", want.Epoch)
 	b.ctx, b.stop = context.WithCancelCause(context.Background())
 	b.execs.init(b)

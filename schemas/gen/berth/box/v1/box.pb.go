@@ -599,7 +599,8 @@ func (x *SealedOpenReply) GetFailure() *v1.Failure {
 	return nil
 }
 
-// OpenReply: the stream is open, or why not. Short operations carry their result and have no stream.
+// OpenReply: the stream is open, or why not. Short operations carry their result and have no stream; so
+// does a checkpoint that took less than a moment, while a longer one opens a stream for its result.
 // A read carries the file's description, an exec that was started before its ExecInfo, beside the stream.
 type OpenReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -672,8 +673,8 @@ func (x *OpenReply) GetCredit() uint32 {
 }
 
 // Frame travels in both directions of a stream. The host ends a stream with exactly one last frame:
-// exit (exec), result (transfers) or failure. A failure of kind unavailable says that the exec goes on:
-// attach again by its key at the offsets that were reached.
+// exit (exec), result (transfers, checkpoints) or failure. A failure of kind unavailable says that the exec
+// goes on: attach again by its key at the offsets that were reached; a checkpoint is asked for again.
 type Frame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Counts from 1 in each direction; a gap means a lost message and ends the stream.
@@ -2343,10 +2344,14 @@ func (x *WatchEvent) GetWhat() string {
 	return ""
 }
 
-// Checkpoint commits a manifest. Once snapshots reach object storage, it is the only acknowledgement
-// that survives the loss of a host; in this release the disk itself is on one host.
+// Checkpoint commits a manifest: what was written before is in the store then, and survives the loss of
+// the host. It may take minutes: a host that is not done within two seconds opens a stream, whose last
+// frame is the result. Cancel gives it up. A failure of kind unsaved: the files are whole on the host, but
+// what it takes to save them cannot be reached now.
 type Checkpoint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The same key as that of a checkpoint under way waits for that one, and begins none. Empty: a new one.
+	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2379,6 +2384,13 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
 	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Checkpoint) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
 }
 
 // ListExecs lists running and remembered execs.
@@ -2973,9 +2985,10 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\n" +
 	"WatchEvent\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
-	"\x04what\x18\x02 \x01(\tR\x04what\"\f\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\"\x1e\n" +
 	"\n" +
-	"Checkpoint\"\v\n" +
+	"Checkpoint\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"\v\n" +
 	"\tListExecs\"\x06\n" +
 	"\x04Info\"\xc6\x02\n" +
 	"\x06Result\x12*\n" +
