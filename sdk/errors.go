@@ -75,7 +75,7 @@ var (
 	ErrQuota           = OfKind(errkind.Quota)           // the session's or tenant's limit is reached
 	ErrCanceled        = OfKind(errkind.Canceled)        // the caller gave up
 	ErrUnplaceable     = OfKind(errkind.Unplaceable)     // no host could take it before the deadline
-	ErrUnsaved         = OfKind(errkind.Unsaved)         // it sleeps, but what was written last is on its host only
+	ErrUnsaved         = OfKind(errkind.Unsaved)         // what was written last is on its host only: it sleeps so, or could not be saved now
 )
 
 // KindOf returns the kind of err: that of its [*Error], Deadline and Canceled
@@ -101,7 +101,7 @@ func kindOfCause(err error) errkind.Kind {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		return errkind.Denied
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, nats.ErrConnectionClosed),
-		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers):
+		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers), isLost(err):
 		return errkind.Unavailable
 	}
 	return errkind.Internal

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
@@ -101,14 +102,61 @@ type Manifest struct {
 // Checkpoint commits the state of the disk as a manifest. nil means that what
 // was written before, synced by a program or not, is in the store, and that
 // the manifest is committed: it survives the loss of the host. Safe to repeat.
+//
+// The first one of a session may take minutes, since all that it holds goes to
+// the store. Checkpoint waits until ctx ends, and then gives it up; it goes on
+// over a dropped connection. ErrUnsaved: the store, or what else it takes,
+// cannot be reached now; the session goes on, and its files are whole on their
+// host. ErrSuperseded: the session went to sleep or was deleted meanwhile.
 func (s *Session) Checkpoint(ctx context.Context) (Manifest, error) {
-	r, err := s.short(ctx, "checkpoint", &boxv1.Operation{Op: &boxv1.Operation_Checkpoint{Checkpoint: &boxv1.Checkpoint{}}}, true)
-	if err != nil {
-		return Manifest{}, err
+	const op = "checkpoint"
+	ask := &boxv1.Operation{Op: &boxv1.Operation_Checkpoint{Checkpoint: &boxv1.Checkpoint{Key: string(ids.NewExecKey())}}}
+	var lost time.Time
+	for n := 0; ; n++ {
+		m, held, err := s.checkpointOnce(ctx, op, ask)
+		if err == nil {
+			return m, nil
+		}
+		if held || lost.IsZero() {
+			lost = time.Now()
+		}
+		kind := KindOf(err)
+		again := isLost(err) || n > 0 && kind == errkind.Unavailable || kind == errkind.Deadline && !isAnswer(err)
+		if ctx.Err() != nil || !again || n >= checkpointTries || time.Since(lost) > s.c.cfg.Reattach || s.alive() != nil {
+			return Manifest{}, wrap(op, err)
+		}
+		if perr := pause(ctx, n); perr != nil {
+			return Manifest{}, wrap(op, perr)
+		}
 	}
-	m := r.GetManifest()
+}
+
+// checkpointTries bounds how often a checkpoint whose stream was lost is asked for.
+const checkpointTries = 20
+
+// checkpointOnce asks once. held: a stream for it was open. A stream that was lost is not cancelled:
+// the host goes on, and the next try with the same key joins.
+func (s *Session) checkpointOnce(ctx context.Context, name string, op *boxv1.Operation) (_ Manifest, held bool, err error) {
+	st, res, err := s.open(ctx, name, op, true)
+	if err != nil {
+		return Manifest{}, false, err
+	}
+	for held = st != nil; held && res.GetManifest() == nil && err == nil; {
+		var f *boxv1.Frame
+		if f, err = st.recv(ctx); err == nil {
+			res = f.GetResult()
+		}
+	}
+	switch {
+	case st == nil:
+	case err == nil || isLost(err):
+		st.close(nil)
+	default:
+		st.close(&boxv1.Cancel{})
+	}
+	m := res.GetManifest()
 	return Manifest{ID: m.GetId(), Parent: m.GetParent(), TakenAt: m.GetTakenAt().AsTime(), SizeBytes: m.GetSizeBytes(),
-		UsedBytes: m.GetAllocatedBytes(), ImageDigest: m.GetImageDigest()}, nil
+		UsedBytes: m.GetAllocatedBytes(), ImageDigest: m.GetImageDigest()}, held, err
 }
 
 // Info returns the text of /run/berth/session.json: what this place is now.

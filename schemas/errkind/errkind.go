@@ -89,7 +89,7 @@ var infos = [...]Info{
 	{Exists, "exists", 409, Ack, false, "It exists already."},
 	{Quota, "quota", 507, Ack, false, "The session's or tenant's limit is reached."},
 	{Unplaceable, "unplaceable", 503, Ack, false, "No host could take it before the deadline."},
-	{Unsaved, "unsaved", 503, Ack, false, "The compute is gone and the disk is whole on its host, but not saved yet."},
+	{Unsaved, "unsaved", 503, Ack, false, "The disk is whole on its host, but what was written last is not saved outside it yet."},
 }
 
 // All returns every kind in order of its number.

@@ -157,6 +157,8 @@ func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer fun
 		err = x.files.export(st, begin)
 	case *boxv1.Operation_Import:
 		err = x.files.take(st, o.Import, begin)
+	case *boxv1.Operation_Checkpoint:
+		err = s.checkpoint(x, st, o.Checkpoint.GetKey(), begin, answer)
 	default:
 		var res *boxv1.Result
 		if res, err = s.short(x, op); err == nil {
@@ -170,13 +172,6 @@ func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer fun
 
 func (s *Server) short(x *session, op *boxv1.Operation) (*boxv1.Result, error) {
 	switch o := op.GetOp().(type) {
-	case *boxv1.Operation_Checkpoint:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		parent := x.manifest
-		snap, r := s.commit(x, ""), x.ref()
-		return &boxv1.Result{Manifest: &corev1.Manifest{Id: snap.GetId(), Parent: parent, Generation: r.GetGeneration(), Epoch: r.GetEpoch(),
-			TakenAt: snap.GetTakenAt(), SizeBytes: snap.GetSizeBytes(), AllocatedBytes: snap.GetAllocatedBytes(), Host: string(hostID)}}, nil
 	case *boxv1.Operation_Info:
 		return &boxv1.Result{PlaceJson: `{"tier":"gvisor","network":"none","session_name":"` + x.name + `"}`}, nil
 	case *boxv1.Operation_ListExecs:

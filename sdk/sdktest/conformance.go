@@ -365,6 +365,20 @@ func (c *check) checkpoint() {
 	if m.ID == "" || m.TakenAt.IsZero() {
 		c.Fatalf("the manifest is empty: %+v", m)
 	}
+	_, err = s.Files().Write(c.ctx, c.Dir+"/saved", strings.NewReader("saved"), sdk.WriteOptions{})
+	c.must(err)
+	both := make(chan error, 1)
+	go func() { _, err := s.Checkpoint(c.ctx); both <- err }()
+	next, err := s.Checkpoint(c.ctx)
+	c.must(err)
+	c.must(<-both)
+	if next.ID == m.ID || next.ID == "" {
+		c.Fatalf("what was written since is not in it: %+v", next)
+	}
+	given, giveUp := context.WithCancel(c.ctx)
+	giveUp()
+	_, err = s.Checkpoint(given)
+	c.is(err, sdk.ErrCanceled)
 	info, err := s.Info(c.ctx)
 	c.must(err)
 	if !strings.Contains(info, "network") {

@@ -70,6 +70,7 @@ type Server struct {
 	streams  map[string]*hostStream
 	index    uint64 // of the fake's raft
 	failure  string // why opens are refused
+	saves    checkpoints
 }
 
 type user struct{ tenant, subject string }

@@ -110,7 +110,11 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 	}
 	r, err := g.s.h.saves.Save(ctx, g.saving())
 	g.s.h.meters.saved(r, err)
-	if err != nil {
+	switch kind := errs.Kind(err); {
+	case err == nil:
+	case ctx.Err() == nil && (kind == errkind.Unavailable || kind == errkind.Deadline || kind == errkind.NotLeader):
+		return nil, errs.E("checkpoint", errkind.Unsaved, g.s.key.String(), err)
+	default:
 		return nil, err
 	}
 	return g.s.h.manifest(g.generation, r.Info), nil
