@@ -6,6 +6,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/fence/frozen"
@@ -24,6 +25,7 @@ const (
 
 // saved is what a host remembers of the disk of one epoch.
 type saved struct {
+	every   time.Duration // of the terms
 	next    time.Time
 	failed  int // in a row
 	running bool
@@ -69,29 +71,33 @@ func (s *session) due(now time.Time) (inventory.Record, *sandbox, bool) {
 	if s.st.Phase != core.Awake || s.sb == nil || s.sb.memo().running {
 		return inventory.Record{}, nil, false
 	}
-	t := termsOf(s.rec)
-	every := t.GetSnapshots().GetEvery().AsDuration()
-	if every <= 0 || ephemeral(t) {
-		return inventory.Record{}, nil, false
-	}
 	sv := s.sb.memo()
 	if sv.next.IsZero() { // just woken or taken over
-		sv.next = now.Add(every)
+		sv.every = everyOf(termsOf(s.rec))
+		sv.next = now.Add(sv.every)
 	}
-	if now.Before(sv.next) {
+	if sv.every <= 0 || now.Before(sv.next) {
 		return inventory.Record{}, nil, false
 	}
 	sv.running = true
 	return s.rec, s.sb, true
 }
 
+// everyOf is the time between two snapshots of a session; zero: none are taken by themselves.
+func everyOf(t *corev1.Terms) time.Duration {
+	if ephemeral(t) {
+		return 0
+	}
+	return t.GetSnapshots().GetEvery().AsDuration()
+}
+
 // snapshot saves the disk if it was written to since the last time.
 func (s *session) snapshot(ctx context.Context, rec inventory.Record, sb *sandbox) {
 	on := s.h.saving(rec)
 	err := s.h.save(ctx, on, sb)
-	every := termsOf(rec).GetSnapshots().GetEvery().AsDuration()
 	s.mu.Lock()
 	sv := sb.memo()
+	every := sv.every
 	sv.running = false
 	sv.next = time.Now().Add(every)
 	if err != nil {
