@@ -25,6 +25,7 @@ type Client struct {
 	mu      sync.Mutex
 	key     string               // identity's curve key
 	streams map[*stream]struct{} // open streams, told about reconnects
+	lives   int                  // reconnects so far
 	stop    context.CancelFunc
 	ctx     context.Context // ends with Close
 	denials map[*denial]struct{}
@@ -96,6 +97,7 @@ func (c *Client) Identity() subjects.Caller { return c.me }
 func (c *Client) reconnected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.lives++
 	for st := range c.streams {
 		st.lose(errReconnected)
 	}
@@ -104,10 +106,22 @@ func (c *Client) reconnected() {
 	}
 }
 
+// track has a stream told of the next reconnect, and at once of one that came between its request and
+// now: frames may have been missed.
 func (c *Client) track(st *stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streams[st] = struct{}{}
+	if st.born != c.lives {
+		st.lose(errReconnected)
+	}
+}
+
+// life counts the connections so far.
+func (c *Client) life() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lives
 }
 
 func (c *Client) untrack(st *stream) {

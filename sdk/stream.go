@@ -46,6 +46,7 @@ func isLost(err error) bool {
 // be called from any.
 type stream struct {
 	c       *Client
+	born    int           // reconnects before its request was sent
 	subject string        // where our frames go
 	id      string        // the host's name for the stream
 	deliver string        // the subject that the host publishes frames on
@@ -72,7 +73,7 @@ type stream struct {
 }
 
 func newStream(c *Client) *stream {
-	st := &stream{c: c, heard: time.Now(), ready: make(chan struct{}, 1)}
+	st := &stream{c: c, born: c.life(), heard: time.Now(), ready: make(chan struct{}, 1)}
 	st.cond = sync.NewCond(&st.mu)
 	st.ctx, st.end = context.WithCancelCause(c.ctx)
 	return st
