@@ -78,13 +78,13 @@ func key(r *corev1.SessionRef) (string, string) {
 
 // pass tells the test that a method was reached and waits for its gate.
 func (h *fakeHost) pass(ctx context.Context, method string) error {
+	h.mu.Lock()
+	g, err := h.gate[method], h.fail[method] // those of now: who is told may change them
+	h.mu.Unlock()
 	select {
 	case h.reached <- method:
 	default:
 	}
-	h.mu.Lock()
-	g, err := h.gate[method], h.fail[method]
-	h.mu.Unlock()
 	if g != nil {
 		select {
 		case <-g:
