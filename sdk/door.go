@@ -68,21 +68,32 @@ func (c *Client) do(ctx context.Context, a ask) (*identityv1.Reply, error) {
 	ctx, span := c.span(ctx, "berth "+a.verb)
 	defer span.End()
 	started := time.Now()
+	var why error // what the platform last said
 	for n := 0; ; n++ {
 		r, err := c.attempt(ctx, a, reply)
 		if err == nil {
 			return r, nil
 		}
-		if ctx.Err() != nil || !c.again(err, time.Since(started)) {
+		if ctx.Err() != nil {
+			return nil, wrap(a.op, inTime(err, why))
+		}
+		if !c.again(err, time.Since(started)) || c.forgetKey(err) && n > 3 {
 			return nil, wrap(a.op, err)
 		}
-		if c.forgetKey(err) && n > 3 {
-			return nil, wrap(a.op, err)
-		}
+		why = err
 		if err := pause(ctx, n); err != nil {
-			return nil, wrap(a.op, err)
+			return nil, wrap(a.op, inTime(err, why))
 		}
 	}
+}
+
+// inTime is why a request did not end in time: rather what the platform said before than that time ran
+// out.
+func inTime(err, why error) error {
+	if e := (*Error)(nil); errors.Is(err, context.DeadlineExceeded) && errors.As(why, &e) && e.Reason != "" {
+		return why
+	}
+	return err
 }
 
 // again reports whether a request that failed so is sent once more.

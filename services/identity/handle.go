@@ -226,6 +226,9 @@ func (s *service) failure(err error) *corev1.Failure {
 	case errkind.DataLoss:
 		s.log.Error("request failed", "kind", kind, "error", err)
 		reason = "the session's files are damaged or missing; nothing was put in their place, and an operator can see which part it is"
+	case errkind.Unsaved:
+		s.log.Warn("request failed", "kind", kind, "error", err)
+		reason = "the session stopped and its files are whole on their host, but they cannot be saved outside it yet; open it as before, or wait: it is saved when the store is back"
 	case errkind.Unavailable, errkind.NotLeader, errkind.Canceled:
 		s.log.Warn("request failed", "kind", kind, "error", err)
 		reason = "a part of the platform cannot be reached now; try again"

@@ -105,7 +105,16 @@ func TestSessions(t *testing.T) {
 	if out := w.ok("session", "show", open.Session); !strings.Contains(out, "asleep") || !strings.Contains(out, "host.disk.attach") {
 		t.Errorf("%s", out)
 	}
-	w.ok("session", "delete")
+	for _, args := range [][]string{{"session", "delete"}, {"session", "delete", "nosuch"}, {"disk", "export", "nosuch", "-"}} {
+		if _, stderr, code := w.berth("", args...); code == 0 {
+			t.Errorf("%v ended well, %q", args, stderr)
+		}
+	}
+	w.json(&list, "session", "list", "--mine")
+	if len(list.Sessions) != 2 {
+		t.Errorf("a mistyped name deleted or made a session: %+v", list)
+	}
+	w.ok("session", "delete", "default")
 	var again openOut
 	w.json(&again, "session", "open")
 	if again.Origin != "created" || again.Generation == open.Generation {

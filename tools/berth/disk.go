@@ -297,6 +297,9 @@ func (c *diskGrowCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	if size < 16<<20 || size > 16<<40 || size%4096 != 0 {
+		return usage("a disk has 16MiB to 16TiB, in steps of 4KiB; %s is not of these", c.Size)
+	}
 	t := target{userFlags: c.userFlags, selector: selector{c.Session}, attempt: growTime}
 	op, rec, err := t.find(a)
 	if err != nil {

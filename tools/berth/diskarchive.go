@@ -23,7 +23,7 @@ func (c *diskExportCmd) Run(a *app) error {
 	if info, err := os.Stat(c.File); c.File != "-" && err == nil && !info.Mode().IsRegular() {
 		return usage("%s is there already and is no file", c.File)
 	}
-	return c.userFlags.within(a, c.Session, func(s *sdk.Session) error {
+	return c.userFlags.within(a, c.Session, true, func(s *sdk.Session) error {
 		res, err := c.export(a, s)
 		if err != nil {
 			return err
@@ -88,7 +88,7 @@ func (c *diskImportCmd) Run(a *app) error {
 		}
 		in = f
 	}
-	return c.userFlags.within(a, c.Session, func(s *sdk.Session) error {
+	return c.userFlags.within(a, c.Session, false, func(s *sdk.Session) error {
 		res, err := s.Import(a.ctx, in, c.To)
 		if err != nil {
 			return err
@@ -99,8 +99,8 @@ func (c *diskImportCmd) Run(a *app) error {
 	})
 }
 
-// within opens a session of the user and runs do in it.
-func (u userFlags) within(a *app, session string, do func(*sdk.Session) error) error {
+// within opens a session of the user, which with known must be there already, and runs do in it.
+func (u userFlags) within(a *app, session string, known bool, do func(*sdk.Session) error) error {
 	cl, err := u.connect(a)
 	if err != nil {
 		return err
@@ -109,6 +109,11 @@ func (u userFlags) within(a *app, session string, do func(*sdk.Session) error) e
 	name, err := sessionName(a.ctx, cl, session)
 	if err != nil {
 		return err
+	}
+	if known {
+		if err := exists(a.ctx, cl, name); err != nil {
+			return err
+		}
 	}
 	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
 	if err != nil {

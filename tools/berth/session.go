@@ -157,15 +157,34 @@ func (c *sessionCloseCmd) Run(a *app) error {
 
 type sessionDeleteCmd struct {
 	userFlags
-	selector
+	Session   string `arg:"" help:"Name or key of the session." placeholder:"SESSION"`
 	Queue     bool   `help:"Use the durable door."`
 	RequestID string `help:"Makes the delete idempotent." placeholder:"ID"`
 }
 
 func (c *sessionDeleteCmd) Run(a *app) error {
 	return c.userFlags.end(a, c.Session, "deleted", func(ctx context.Context, cl *sdk.Client, name string) error {
+		if c.RequestID == "" && !c.Queue { // a mistyped name must not look like a deletion
+			if err := exists(ctx, cl, name); err != nil {
+				return err
+			}
+		}
 		return cl.DeleteSession(ctx, sdk.UserSession{Name: name, RequestID: c.RequestID, ViaQueue: c.Queue})
 	})
+}
+
+// exists refuses the name of a session that the user does not have.
+func exists(ctx context.Context, cl *sdk.Client, name string) error {
+	list, err := cl.Status(ctx, sdk.UserSession{Name: name})
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		if s.Name == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("this user has no session %q", name)
 }
 
 // end runs a close or a delete and says so.

@@ -146,8 +146,8 @@ func (s *Store) untilRoom(op string, k Key, try attempt) error {
 		if free+more < least || !s.makeRoom(k) {
 			sp, _ := s.account()
 			return errs.Errorf(op, errkind.NoCapacity,
-				"no space for %s: the pool has %s free, of which %s are promised, %s may be taken again because of clones, and %s are reserved",
-				k, fmtBytes(sp.Free), fmtBytes(sp.Promised), fmtBytes(sp.Clones), fmtBytes(sp.Reserve))
+				"no space for %s: %s must be free; the pool has %s free, of which %s are promised, %s may be taken again because of clones, and %s are reserved",
+				k, fmtBytes(least), fmtBytes(sp.Free), fmtBytes(sp.Promised), fmtBytes(sp.Clones), fmtBytes(sp.Reserve))
 		}
 	}
 }

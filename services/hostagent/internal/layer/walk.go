@@ -32,6 +32,8 @@ const direntBytes = 16 << 10
 
 // walk writes every entry below the root, a directory before what it holds.
 func (a *archive) walk() error {
+	// On the disk these hold nothing of the session: something is mounted on them while it is awake.
+	mountPoints := map[string]bool{"dev": true, "proc": true, "run": true, "sys": true}
 	stack := []*dir{{}}
 	defer func() {
 		for _, d := range stack {
@@ -50,6 +52,9 @@ func (a *archive) walk() error {
 		if name == "" {
 			d.close()
 			stack = stack[:len(stack)-1]
+			continue
+		}
+		if len(stack) == 1 && mountPoints[name] {
 			continue
 		}
 		below, err := a.entry(d, name)

@@ -29,6 +29,13 @@ const (
 	ExpireRetry = time.Hour
 )
 
+// Sizes of disks in bytes, as hosts make them.
+const (
+	minDisk  = 16 << 20
+	maxDisk  = 16 << 40
+	diskUnit = 4096
+)
+
 // Limits of one sandbox; see berth.core.v1.Limits for the units.
 type Limits struct {
 	CPUMillis   uint32 `yaml:"cpu_millis"`
@@ -89,6 +96,9 @@ func (p Policy) Validate() error {
 		}
 		if l := t.Limits; l.CPUMillis == 0 || l.MemoryBytes == 0 || l.Pids == 0 || l.DiskBytes == 0 {
 			return fmt.Errorf("template %q must set every limit", name)
+		}
+		if d := t.Limits.DiskBytes; d < minDisk || d > maxDisk || d%diskUnit != 0 {
+			return fmt.Errorf("template %q: disk_bytes is %d; a disk has 16 MiB to 16 TiB, in steps of 4 KiB", name, d)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Plans)) {
