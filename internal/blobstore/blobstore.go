@@ -65,6 +65,8 @@ func Open(ctx context.Context, raw string, conn *bus.Conn) (*blob.Bucket, error)
 		return openFile(raw, u)
 	case "s3", "gs", "azblob":
 		return openCloud(ctx, raw, u)
+	case "":
+		return nil, errs.E(opOpen, errkind.Invalid, "", "it has no URL: a folder is written file:///folder, the bus's own store nats://")
 	case "mem":
 		if !testing.Testing() {
 			return nil, errs.E(opOpen, errkind.Invalid, raw, "a store in memory loses everything; it is for tests only")
