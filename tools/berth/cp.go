@@ -43,15 +43,11 @@ func (c *cpCmd) Run(a *app) error {
 			return fmt.Errorf("read what is to be copied: %w", err)
 		}
 	}
-	cl, err := c.connect(a)
+	cl, name, err := c.named(a, fromSession+toSession)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, fromSession+toSession)
-	if err != nil {
-		return err
-	}
 	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
 	if err != nil {
 		return err

@@ -101,15 +101,11 @@ func (c *diskImportCmd) Run(a *app) error {
 
 // within opens a session of the user, which with known must be there already, and runs do in it.
 func (u userFlags) within(a *app, session string, known bool, do func(*sdk.Session) error) error {
-	cl, err := u.connect(a)
+	cl, name, err := u.named(a, session)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, session)
-	if err != nil {
-		return err
-	}
 	if known {
 		if err := exists(a.ctx, cl, name); err != nil {
 			return err

@@ -57,15 +57,11 @@ func (c *execCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	cl, err := c.connect(a)
+	cl, name, err := c.named(a, session)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, session)
-	if err != nil {
-		return err
-	}
 	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
 	if err != nil {
 		return err

@@ -159,7 +159,21 @@ type selector struct {
 	Session string `arg:"" optional:"" default:"default" help:"Name or key of the session; default: default." placeholder:"SESSION"`
 }
 
-// name resolves a key among the user's own sessions; a name stays.
+// named connects as the user and resolves the name or key of one of the user's sessions.
+func (u userFlags) named(a *app, session string) (*sdk.Client, string, error) {
+	cl, err := u.connect(a)
+	if err != nil {
+		return nil, "", err
+	}
+	name, err := sessionName(a.ctx, cl, session)
+	if err != nil {
+		cl.Close()
+		return nil, "", err
+	}
+	return cl, name, nil
+}
+
+// sessionName resolves a key among the user's own sessions; a name stays.
 func sessionName(ctx context.Context, c *sdk.Client, s string) (string, error) {
 	if _, err := ids.ParseSessionKey(s); err != nil {
 		if _, err := ids.ParseSessionName(s); err != nil {

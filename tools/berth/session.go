@@ -34,15 +34,11 @@ type sessionOpenCmd struct {
 }
 
 func (c *sessionOpenCmd) Run(a *app) error {
-	cl, err := c.connect(a)
+	cl, name, err := c.named(a, c.Session)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, c.Session)
-	if err != nil {
-		return err
-	}
 	o := sdk.OpenOptions{Name: name, Template: c.Template, MinTier: sdk.Tier(c.MinTier), Risk: sdk.Risk{UntrustedCode: c.Untrusted},
 		Wait: c.Wait, ViaQueue: c.Queue, RequestID: c.RequestID}
 	if c.Ephemeral {
@@ -189,15 +185,11 @@ func exists(ctx context.Context, cl *sdk.Client, name string) error {
 
 // end runs a close or a delete and says so.
 func (u userFlags) end(a *app, session, done string, do func(context.Context, *sdk.Client, string) error) error {
-	cl, err := u.connect(a)
+	cl, name, err := u.named(a, session)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	name, err := sessionName(a.ctx, cl, session)
-	if err != nil {
-		return err
-	}
 	if err := do(a.ctx, cl, name); err != nil {
 		return err
 	}
