@@ -101,27 +101,8 @@ func receive(ctx context.Context, st *stream, w io.Writer) (*boxv1.Result, uint6
 // again if r is an [io.Seeker], else it fails (ErrUnavailable). ErrNotFound: path does not exist.
 func (s *Session) Import(ctx context.Context, r io.Reader, path string) (ImportResult, error) {
 	op := "import files"
-	seeker, _ := r.(io.Seeker)
-	var start int64
-	if seeker != nil {
-		at, err := seeker.Seek(0, io.SeekCurrent)
-		if err != nil {
-			seeker = nil // a pipe has the method but cannot do it
-		}
-		start = at
-	}
-	for n := 0; ; n++ {
-		out, err := s.importOnce(ctx, r, path)
-		if err == nil || !isLost(err) || seeker == nil || n >= 5 {
-			return out, wrap(op, err)
-		}
-		if perr := pause(ctx, n); perr != nil {
-			return out, wrap(op, perr)
-		}
-		if _, serr := seeker.Seek(start, io.SeekStart); serr != nil {
-			return out, wrap(op, serr)
-		}
-	}
+	out, err := fromStart(ctx, r, func() (ImportResult, error) { return s.importOnce(ctx, r, path) })
+	return out, wrap(op, err)
 }
 
 func (s *Session) importOnce(ctx context.Context, r io.Reader, path string) (ImportResult, error) {

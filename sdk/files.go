@@ -261,6 +261,14 @@ type WriteOptions struct {
 // the write starts again if r is an [io.Seeker], else it fails and the old
 // file stays.
 func (f *Files) Write(ctx context.Context, path string, r io.Reader, o WriteOptions) (int64, error) {
+	written, err := fromStart(ctx, r, func() (int64, error) { return f.writeOnce(ctx, path, r, o) })
+	return written, wrap("write "+path, err)
+}
+
+// fromStart runs once, which reads r, and again from where r stood when its stream was lost, if r can
+// be set back.
+func fromStart[T any](ctx context.Context, r io.Reader, once func() (T, error)) (T, error) {
+	var none T
 	seeker, _ := r.(io.Seeker)
 	var start int64
 	if seeker != nil {
@@ -271,15 +279,15 @@ func (f *Files) Write(ctx context.Context, path string, r io.Reader, o WriteOpti
 		start = at
 	}
 	for n := 0; ; n++ {
-		written, err := f.writeOnce(ctx, path, r, o)
+		out, err := once()
 		if err == nil || !isLost(err) || seeker == nil || n >= 5 {
-			return written, wrap("write "+path, err)
+			return out, err
 		}
-		if perr := pause(ctx, n); perr != nil {
-			return 0, wrap("write "+path, perr)
+		if err := pause(ctx, n); err != nil {
+			return none, err
 		}
-		if _, serr := seeker.Seek(start, io.SeekStart); serr != nil {
-			return 0, wrap("write "+path, serr)
+		if _, err := seeker.Seek(start, io.SeekStart); err != nil {
+			return none, err
 		}
 	}
 }

@@ -37,18 +37,22 @@ func (h *host) sweepStored(on saver.Session, head string) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, sweepTime)
 	defer cancel()
-	_, err := h.depot.Sweep(ctx, archive.Disk{Tenant: on.Tenant, Session: on.Session, Generation: on.Generation}, on.Epoch, head, h.lease.check)
+	_, err := h.vault.Sweep(ctx, on.Disk(), on.Epoch, head, h.lease.check)
 	if err != nil && h.ctx.Err() == nil {
 		h.log.Warn("the store was not swept", "session", on.Session, "error", err)
 	}
+}
+
+// eraseNote is the file that says that a generation is to be erased; toErase reads its name.
+func (h *host) eraseNote(d archive.Disk) string {
+	return filepath.Join(h.eraseDir(), string(d.Tenant)+"."+string(d.Session)+"."+d.Generation.String())
 }
 
 // noteErase writes down, for sure, that the store still has to be cleaned of a generation. What is
 // there is sealed with a key that is destroyed; it only takes space.
 func (h *host) noteErase(d archive.Disk) error {
 	const op = "note erasure"
-	path := filepath.Join(h.eraseDir(), string(d.Tenant)+"."+string(d.Session)+"."+d.Generation.String())
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(h.eraseNote(d), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return errs.E(op, errkind.Internal, string(d.Session), err)
 	}
@@ -93,13 +97,10 @@ func syncFolder(dir string) error {
 
 // eraseStored cleans the store of a generation and then forgets that it had to.
 func (h *host) eraseStored(ctx context.Context, d archive.Disk) error {
-	if h.vault == nil {
-		return nil
-	}
 	if err := h.vault.Erase(ctx, d); err != nil {
 		return err
 	}
-	err := os.Remove(filepath.Join(h.eraseDir(), string(d.Tenant)+"."+string(d.Session)+"."+d.Generation.String()))
+	err := os.Remove(h.eraseNote(d))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

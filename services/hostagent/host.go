@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/services/hostagent/driver"
-	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
@@ -41,9 +40,8 @@ type host struct {
 	bare   bool // sandboxes have no guest and no data plane
 	disks  disks
 	saves  saves
-	vault  vault          // nil: disks are in memory
-	bucket *blob.Bucket   // of the vault
-	depot  *archive.Depot // the vault
+	vault  vault        // nil: disks are in memory
+	bucket *blob.Bucket // of the vault
 	pool   *diskpool.Pool
 	images images
 	inv    *inventory.Store

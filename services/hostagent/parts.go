@@ -61,5 +61,6 @@ type saves interface {
 type vault interface {
 	Snapshots(ctx context.Context, d archive.Disk, head string) ([]archive.Info, error)
 	Verify(ctx context.Context, d archive.Disk, head, after string, budget uint64) (archive.Verified, error)
+	Sweep(ctx context.Context, d archive.Disk, epoch ids.Epoch, head string, alive func() error, inFlight ...string) (archive.Swept, error)
 	Erase(ctx context.Context, d archive.Disk) error
 }

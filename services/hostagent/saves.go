@@ -32,9 +32,9 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 	if err := h.sameStore(ctx); err != nil {
 		return err
 	}
-	h.depot = archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Timeout: storeTimeout, Log: h.log})
-	h.vault = h.depot
-	h.saves = saver.New(store, h.depot, saver.Outside{
+	depot := archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Timeout: storeTimeout, Log: h.log})
+	h.vault = depot
+	h.saves = saver.New(store, depot, saver.Outside{
 		Key: h.dataKey, Check: h.lease.check,
 		Commit: func(ctx context.Context, on saver.Session, m archive.Info) error {
 			return h.commitManifest(ctx, savingRef(on), h.manifest(on.Generation, m))

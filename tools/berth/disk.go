@@ -65,17 +65,15 @@ func (t *target) key(a *app) (string, error) {
 		return "", err
 	}
 	defer cl.Close()
-	list, err := cl.Status(a.ctx, sdk.UserSession{Name: t.Session})
+	s, ok, err := owned(a.ctx, cl, t.Session)
 	if err != nil {
 		return "", err
 	}
-	for _, s := range list {
-		if s.Name == t.Session {
-			t.Tenant = string(cl.Identity().Tenant)
-			return s.Key, nil
-		}
+	if !ok {
+		return "", fmt.Errorf("this user has no session %s", t.Session)
 	}
-	return "", fmt.Errorf("this user has no session %s", t.Session)
+	t.Tenant = string(cl.Identity().Tenant)
+	return s.Key, nil
 }
 
 // reader is the host that reads the store for a session: its own, or any that is alive.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
@@ -171,16 +172,21 @@ func (c *sessionDeleteCmd) Run(a *app) error {
 
 // exists refuses the name of a session that the user does not have.
 func exists(ctx context.Context, cl *sdk.Client, name string) error {
+	_, ok, err := owned(ctx, cl, name)
+	if err == nil && !ok {
+		err = fmt.Errorf("this user has no session %q", name)
+	}
+	return err
+}
+
+// owned finds a session of the user by its name.
+func owned(ctx context.Context, cl *sdk.Client, name string) (s sdk.Status, ok bool, err error) {
 	list, err := cl.Status(ctx, sdk.UserSession{Name: name})
-	if err != nil {
-		return err
+	i := slices.IndexFunc(list, func(s sdk.Status) bool { return s.Name == name })
+	if err != nil || i < 0 {
+		return s, false, err
 	}
-	for _, s := range list {
-		if s.Name == name {
-			return nil
-		}
-	}
-	return fmt.Errorf("this user has no session %q", name)
+	return list[i], true, nil
 }
 
 // end runs a close or a delete and says so.

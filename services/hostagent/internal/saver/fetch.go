@@ -57,7 +57,7 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 	if err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
-	ix, err := s.depot.Load(ctx, on.disk(), key, want.Head)
+	ix, err := s.depot.Load(ctx, on.Disk(), key, want.Head)
 	if err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
@@ -94,11 +94,11 @@ func (s *Saver) local(ctx context.Context, on Session, want Wanted, key archive.
 
 // rewind makes a manifest with the content of an earlier one. It is no head yet.
 func (s *Saver) rewind(ctx context.Context, on Session, key archive.Key, head *archive.Index, snapshot string) (*archive.Index, Fetched, error) {
-	old, err := s.depot.Load(ctx, on.disk(), key, snapshot)
+	old, err := s.depot.Load(ctx, on.Disk(), key, snapshot)
 	if err != nil {
 		return nil, Fetched{}, err
 	}
-	ix, err := s.depot.Rewind(ctx, on.disk(), key, head, snapshot, archive.Meta{Epoch: on.Epoch, TakenAt: time.Now(), Keep: on.Keep})
+	ix, err := s.depot.Rewind(ctx, on.Disk(), key, head, snapshot, archive.Meta{Epoch: on.Epoch, TakenAt: time.Now(), Keep: on.Keep})
 	if err != nil {
 		return nil, Fetched{}, err
 	}

@@ -96,7 +96,7 @@ func (s *Saver) keep(ctx context.Context, on Session, j *job, shot *disk.Shot) (
 	if err != nil {
 		return r, err
 	}
-	ix, stats, err := s.depot.Save(ctx, on.disk(), key, src, archive.Meta{
+	ix, stats, err := s.depot.Save(ctx, on.Disk(), key, src, archive.Meta{
 		Epoch: on.Epoch, TakenAt: shot.TakenAt, Image: shot.ImageDigest, CrashConsistent: shot.CrashConsistent, Keep: on.Keep,
 	})
 	r.Stats = stats
@@ -144,7 +144,7 @@ func (s *Saver) source(ctx context.Context, on Session, key archive.Key, shot *d
 		}
 		return src, nil
 	}
-	src.Base, err = s.depot.Load(ctx, on.disk(), key, shot.Parent)
+	src.Base, err = s.depot.Load(ctx, on.Disk(), key, shot.Parent)
 	return src, err
 }
 
@@ -215,7 +215,7 @@ func cause(ctx context.Context, err error) error {
 
 // sweep removes what no snapshot needs. It may fail: the next one goes on.
 func (s *Saver) sweep(ctx context.Context, on Session, j *job, head string) {
-	swept, err := s.depot.Sweep(ctx, on.disk(), on.Epoch, head, s.out.Check)
+	swept, err := s.depot.Sweep(ctx, on.Disk(), on.Epoch, head, s.out.Check)
 	if err != nil {
 		if ctx.Err() == nil {
 			s.log.Warn("the store was not swept", "disk", on.Key, "error", err)

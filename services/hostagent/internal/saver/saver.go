@@ -40,7 +40,8 @@ type Session struct {
 	Keep archive.Keep
 }
 
-func (s Session) disk() archive.Disk {
+// Disk names the disk in the store.
+func (s Session) Disk() archive.Disk {
 	return archive.Disk{Tenant: s.Tenant, Session: s.Session, Generation: s.Generation}
 }
 

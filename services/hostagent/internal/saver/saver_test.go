@@ -271,7 +271,7 @@ func TestAnUnknownCommitIsSettledFirst(t *testing.T) {
 	if err != nil || r.Parent != first {
 		t.Fatalf("the next save has parent %q, want %q; error %v", r.Parent, first, err)
 	}
-	list, err := archive.Open(w.bucket, archive.Options{}).Snapshots(t.Context(), session(1).disk(), w.sched.head)
+	list, err := archive.Open(w.bucket, archive.Options{}).Snapshots(t.Context(), session(1).Disk(), w.sched.head)
 	if err != nil || !slices.ContainsFunc(list, func(i archive.Info) bool { return i.ID == first }) {
 		t.Errorf("the snapshots are %v, %v", list, err)
 	}
