@@ -172,7 +172,7 @@ func (h *host) openPool(ctx context.Context) (store *disk.Store, err error) {
 		h.log.Warn("disks are copied for every snapshot", "reason", why)
 	}
 	return disk.Open(ctx, disk.Config{
-		Dir: h.cfg.pool(nil).Dir, Outer: h.pool.Outer(), Reflink: h.pool.Reflink(),
+		Dir: h.pool.Dir(), Outer: h.pool.Outer(), Reflink: h.pool.Reflink(),
 		Reserve: h.cfg.Disk.Reserve, HighWater: float64(h.cfg.Disk.EvictAbove) / 100,
 		Blanks: disk.Blanks{Sizes: h.cfg.Disk.Sizes, Ready: h.cfg.Disk.Ready},
 		Frozen: h.poolFull, Thawed: func(k disk.Key) { h.poolFull(k, "The host's disk pool has space again: programs go on.") },

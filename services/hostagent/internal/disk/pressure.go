@@ -100,9 +100,10 @@ func (m *minder) look() time.Duration {
 	return min(max(wait, pressureFast), pressureSlow)
 }
 
-// relieve gives up, in this order, what costs least, until there is some slack again. It is for space
-// that others took: what this store gives away itself is never more than it has. The order: base clones, running shots and views, images of sleepers. When nothing is left and the
-// reserve would be used up, it stops the writers.
+// relieve gives up what costs least first, until there is some slack again: base clones, running shots
+// and views, images of sleepers. When nothing is left and the reserve would be used up, it stops the
+// writers. It is for space that others took: what this store gives away itself is never more than it
+// has.
 func (s *Store) relieve(sp Space) Space {
 	tight, worse := int64(s.reserve/4), int64(s.reserve/8)
 	again := func() bool {
