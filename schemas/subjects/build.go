@@ -50,6 +50,10 @@ func Usage(t ids.Tenant, s ids.SessionKey) string {
 // Dead is where a service puts what it could not handle.
 func Dead(service string) string { return Prefix + "dead." + tok(service) }
 
+// Serving is where a service says that one of its replicas has begun to serve: whoever waits for an
+// answer of one before asks again. A plain message without a body, not stored.
+func Serving(service string) string { return Prefix + "serving." + service }
+
 // RPC is the subject on which caller calls a service's method.
 func RPC(service, method string, caller Caller) string {
 	return Prefix + "rpc." + tok(service) + "." + tok(method) + "." + caller.Token()

@@ -724,7 +724,14 @@ type Terms struct {
 	// Why this tier, in words a person can read.
 	TierReason string `protobuf:"bytes,9,opt,name=tier_reason,json=tierReason,proto3" json:"tier_reason,omitempty"`
 	// How often the disk is saved and how long its snapshots are kept.
-	Snapshots     *Snapshots `protobuf:"bytes,10,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	Snapshots *Snapshots `protobuf:"bytes,10,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// Who comes first when there is not room for all at once: a queue of opens, a handoff. Higher is
+	// sooner; 0 to 100.
+	Priority uint32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Zones in which the session may run; empty: any.
+	Zones []string `protobuf:"bytes,12,rep,name=zones,proto3" json:"zones,omitempty"`
+	// How many sessions of one tenant may be awake on this plan at once; 0: as many as there is room for.
+	MaxAwake      uint32 `protobuf:"varint,13,opt,name=max_awake,json=maxAwake,proto3" json:"max_awake,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +834,27 @@ func (x *Terms) GetSnapshots() *Snapshots {
 		return x.Snapshots
 	}
 	return nil
+}
+
+func (x *Terms) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *Terms) GetZones() []string {
+	if x != nil {
+		return x.Zones
+	}
+	return nil
+}
+
+func (x *Terms) GetMaxAwake() uint32 {
+	if x != nil {
+		return x.MaxAwake
+	}
+	return 0
 }
 
 // Snapshots says how often the disk of an awake session is saved, and which snapshots are kept.
@@ -1237,7 +1265,7 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
-	"\bfrontend\x18\x04 \x01(\tR\bfrontend\"\xa4\x03\n" +
+	"\bfrontend\x18\x04 \x01(\tR\bfrontend\"\xf3\x03\n" +
 	"\x05Terms\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\tR\x04plan\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x12'\n" +
@@ -1250,7 +1278,10 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\vtier_reason\x18\t \x01(\tR\n" +
 	"tierReason\x126\n" +
 	"\tsnapshots\x18\n" +
-	" \x01(\v2\x18.berth.core.v1.SnapshotsR\tsnapshots\"\xe8\x01\n" +
+	" \x01(\v2\x18.berth.core.v1.SnapshotsR\tsnapshots\x12\x1a\n" +
+	"\bpriority\x18\v \x01(\rR\bpriority\x12\x14\n" +
+	"\x05zones\x18\f \x03(\tR\x05zones\x12\x1b\n" +
+	"\tmax_awake\x18\r \x01(\rR\bmaxAwake\"\xe8\x01\n" +
 	"\tSnapshots\x12/\n" +
 	"\x05every\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05every\x124\n" +
 	"\bkeep_all\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\akeepAll\x12:\n" +

@@ -552,7 +552,8 @@ type JoinRequest struct {
 	Zone     string            `protobuf:"bytes,6,opt,name=zone,proto3" json:"zone,omitempty"`
 	Labels   map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Continue the list of owned sessions after this key.
-	After         string `protobuf:"bytes,8,opt,name=after,proto3" json:"after,omitempty"`
+	After         string    `protobuf:"bytes,8,opt,name=after,proto3" json:"after,omitempty"`
+	Load          *HostLoad `protobuf:"bytes,9,opt,name=load,proto3" json:"load,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -643,6 +644,78 @@ func (x *JoinRequest) GetAfter() string {
 	return ""
 }
 
+func (x *JoinRequest) GetLoad() *HostLoad {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+// HostLoad is what a host says of itself with every join and renewal: advice for placement, never a
+// reason to break a limit.
+type HostLoad struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// References and digests of unpacked images, at most 256.
+	Images []string `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	// Warm sandboxes by template, at most 256.
+	Warm map[string]uint32 `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Why it should get no more sessions now; empty: it is well.
+	Unhealthy     string `protobuf:"bytes,3,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostLoad) Reset() {
+	*x = HostLoad{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostLoad) ProtoMessage() {}
+
+func (x *HostLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostLoad.ProtoReflect.Descriptor instead.
+func (*HostLoad) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *HostLoad) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *HostLoad) GetWarm() map[string]uint32 {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+func (x *HostLoad) GetUnhealthy() string {
+	if x != nil {
+		return x.Unhealthy
+	}
+	return ""
+}
+
 // JoinReply grants a lease and says what this host owns.
 type JoinReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -653,14 +726,17 @@ type JoinReply struct {
 	// Sessions of this host that were deleted: erase their disks.
 	Erased []*v1.SessionRef `protobuf:"bytes,4,rep,name=erased,proto3" json:"erased,omitempty"`
 	// When not complete: ask again with after set to this.
-	Next          string `protobuf:"bytes,5,opt,name=next,proto3" json:"next,omitempty"`
+	Next string `protobuf:"bytes,5,opt,name=next,proto3" json:"next,omitempty"`
+	// Sessions that live on elsewhere: disks of these generations here are older than what is saved, and
+	// may be removed; report each as dropped.
+	Stale         []*v1.SessionRef `protobuf:"bytes,6,rep,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JoinReply) Reset() {
 	*x = JoinReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[7]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +748,7 @@ func (x *JoinReply) String() string {
 func (*JoinReply) ProtoMessage() {}
 
 func (x *JoinReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[7]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +761,7 @@ func (x *JoinReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinReply.ProtoReflect.Descriptor instead.
 func (*JoinReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{7}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *JoinReply) GetLease() *durationpb.Duration {
@@ -723,6 +799,13 @@ func (x *JoinReply) GetNext() string {
 	return ""
 }
 
+func (x *JoinReply) GetStale() []*v1.SessionRef {
+	if x != nil {
+		return x.Stale
+	}
+	return nil
+}
+
 // OwnedSession is a session whose compute or disk is on the asking host.
 type OwnedSession struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -739,7 +822,7 @@ type OwnedSession struct {
 
 func (x *OwnedSession) Reset() {
 	*x = OwnedSession{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[8]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +834,7 @@ func (x *OwnedSession) String() string {
 func (*OwnedSession) ProtoMessage() {}
 
 func (x *OwnedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[8]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +847,7 @@ func (x *OwnedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSession.ProtoReflect.Descriptor instead.
 func (*OwnedSession) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{8}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OwnedSession) GetSession() *v1.SessionRef {
@@ -814,13 +897,14 @@ type LeaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	Boot          string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	Load          *HostLoad              `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[9]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +916,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[9]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +929,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{9}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LeaseRequest) GetHost() string {
@@ -862,6 +946,13 @@ func (x *LeaseRequest) GetBoot() string {
 	return ""
 }
 
+func (x *LeaseRequest) GetLoad() *HostLoad {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
 // LeaseReply grants a fresh lease, counted from the time the request was sent.
 type LeaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -872,7 +963,7 @@ type LeaseReply struct {
 
 func (x *LeaseReply) Reset() {
 	*x = LeaseReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[10]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +975,7 @@ func (x *LeaseReply) String() string {
 func (*LeaseReply) ProtoMessage() {}
 
 func (x *LeaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[10]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +988,7 @@ func (x *LeaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
 func (*LeaseReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{10}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LeaseReply) GetLease() *durationpb.Duration {
@@ -918,7 +1009,7 @@ type CommitManifestRequest struct {
 
 func (x *CommitManifestRequest) Reset() {
 	*x = CommitManifestRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[11]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1021,7 @@ func (x *CommitManifestRequest) String() string {
 func (*CommitManifestRequest) ProtoMessage() {}
 
 func (x *CommitManifestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[11]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1034,7 @@ func (x *CommitManifestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitManifestRequest.ProtoReflect.Descriptor instead.
 func (*CommitManifestRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{11}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CommitManifestRequest) GetSession() *v1.SessionRef {
@@ -970,7 +1061,7 @@ type CommitManifestReply struct {
 
 func (x *CommitManifestReply) Reset() {
 	*x = CommitManifestReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[12]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1073,7 @@ func (x *CommitManifestReply) String() string {
 func (*CommitManifestReply) ProtoMessage() {}
 
 func (x *CommitManifestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[12]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1086,7 @@ func (x *CommitManifestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitManifestReply.ProtoReflect.Descriptor instead.
 func (*CommitManifestReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{12}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CommitManifestReply) GetHead() string {
@@ -1009,7 +1100,8 @@ func (x *CommitManifestReply) GetHead() string {
 type ReportRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// exited: the sandbox is gone though nobody stopped it.
+	// exited: the sandbox is gone though nobody stopped it. dropped: a stale disk was removed here (the
+	// epoch is not looked at).
 	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1018,7 +1110,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[13]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1122,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[13]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1135,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{13}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportRequest) GetSession() *v1.SessionRef {
@@ -1077,7 +1169,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[14]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1181,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[14]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1194,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{14}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReportReply) GetState() v1.State {
@@ -1123,7 +1215,7 @@ type ShowRequest struct {
 
 func (x *ShowRequest) Reset() {
 	*x = ShowRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[15]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1227,7 @@ func (x *ShowRequest) String() string {
 func (*ShowRequest) ProtoMessage() {}
 
 func (x *ShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[15]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1240,7 @@ func (x *ShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowRequest.ProtoReflect.Descriptor instead.
 func (*ShowRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{15}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ShowRequest) GetTenant() string {
@@ -1175,7 +1267,7 @@ type ShowReply struct {
 
 func (x *ShowReply) Reset() {
 	*x = ShowReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[16]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1279,7 @@ func (x *ShowReply) String() string {
 func (*ShowReply) ProtoMessage() {}
 
 func (x *ShowReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[16]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1292,7 @@ func (x *ShowReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowReply.ProtoReflect.Descriptor instead.
 func (*ShowReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{16}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ShowReply) GetRecord() *SessionRecord {
@@ -1230,7 +1322,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[17]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1334,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[17]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1347,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{17}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListRequest) GetTenant() string {
@@ -1312,7 +1404,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[18]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1416,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[18]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1429,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{18}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListReply) GetRecords() []*SessionRecord {
@@ -1373,15 +1465,22 @@ type SessionRecord struct {
 	// The snapshot that the next wake brings back; empty: the newest disk.
 	Restore string `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`
 	// What was written after the manifest is on the host's disk only.
-	Unsaved       bool                   `protobuf:"varint,15,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
-	RestoredAsOf  *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
+	Unsaved      bool                   `protobuf:"varint,15,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	RestoredAsOf *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
+	// The host whose disk has what is not saved.
+	NewestHost string `protobuf:"bytes,17,opt,name=newest_host,json=newestHost,proto3" json:"newest_host,omitempty"`
+	// Why an open, or a handoff, is not placed yet.
+	Waiting string `protobuf:"bytes,18,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The host that it is being handed over from, and until when that is tried.
+	HandoffFrom   string                 `protobuf:"bytes,19,opt,name=handoff_from,json=handoffFrom,proto3" json:"handoff_from,omitempty"`
+	HandoffUntil  *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=handoff_until,json=handoffUntil,proto3" json:"handoff_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionRecord) Reset() {
 	*x = SessionRecord{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[19]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1492,7 @@ func (x *SessionRecord) String() string {
 func (*SessionRecord) ProtoMessage() {}
 
 func (x *SessionRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[19]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1505,7 @@ func (x *SessionRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRecord.ProtoReflect.Descriptor instead.
 func (*SessionRecord) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{19}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SessionRecord) GetSession() *v1.SessionRef {
@@ -1521,6 +1620,34 @@ func (x *SessionRecord) GetRestoredAsOf() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *SessionRecord) GetNewestHost() string {
+	if x != nil {
+		return x.NewestHost
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetWaiting() string {
+	if x != nil {
+		return x.Waiting
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetHandoffFrom() string {
+	if x != nil {
+		return x.HandoffFrom
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetHandoffUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HandoffUntil
+	}
+	return nil
+}
+
 // RestoreRequest has the next wake of a session bring back an earlier snapshot. The session must be
 // at rest (asleep, paused or failed). What it held until now stays a snapshot. Idempotent; asking for
 // the head takes an earlier request back.
@@ -1540,7 +1667,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1679,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[20]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1692,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{20}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RestoreRequest) GetTenant() string {
@@ -1620,7 +1747,7 @@ type RestoreReply struct {
 
 func (x *RestoreReply) Reset() {
 	*x = RestoreReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1759,7 @@ func (x *RestoreReply) String() string {
 func (*RestoreReply) ProtoMessage() {}
 
 func (x *RestoreReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[21]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1772,7 @@ func (x *RestoreReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreReply.ProtoReflect.Descriptor instead.
 func (*RestoreReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{21}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RestoreReply) GetRecord() *SessionRecord {
@@ -1664,7 +1791,7 @@ type HostsRequest struct {
 
 func (x *HostsRequest) Reset() {
 	*x = HostsRequest{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1803,7 @@ func (x *HostsRequest) String() string {
 func (*HostsRequest) ProtoMessage() {}
 
 func (x *HostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[22]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1816,7 @@ func (x *HostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsRequest.ProtoReflect.Descriptor instead.
 func (*HostsRequest) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{22}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{23}
 }
 
 // HostsReply lists hosts.
@@ -1702,7 +1829,7 @@ type HostsReply struct {
 
 func (x *HostsReply) Reset() {
 	*x = HostsReply{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1841,7 @@ func (x *HostsReply) String() string {
 func (*HostsReply) ProtoMessage() {}
 
 func (x *HostsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[23]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1854,7 @@ func (x *HostsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsReply.ProtoReflect.Descriptor instead.
 func (*HostsReply) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{23}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostsReply) GetHosts() []*HostRecord {
@@ -1748,16 +1875,30 @@ type HostRecord struct {
 	Labels   map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Draining bool                   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Whether the leader holds a live lease for it.
-	Alive         bool   `protobuf:"varint,8,opt,name=alive,proto3" json:"alive,omitempty"`
-	Sessions      uint32 `protobuf:"varint,9,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	Active        uint32 `protobuf:"varint,10,opt,name=active,proto3" json:"active,omitempty"`
+	Alive    bool   `protobuf:"varint,8,opt,name=alive,proto3" json:"alive,omitempty"`
+	Sessions uint32 `protobuf:"varint,9,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Active   uint32 `protobuf:"varint,10,opt,name=active,proto3" json:"active,omitempty"`
+	// Its lease ran out; what was awake on it is handed over.
+	Lost bool `protobuf:"varint,11,opt,name=lost,proto3" json:"lost,omitempty"`
+	// What awake sessions hold of it.
+	Used *v1.Limits `protobuf:"bytes,12,opt,name=used,proto3" json:"used,omitempty"`
+	// Why it gets no more sessions now.
+	Unhealthy string `protobuf:"bytes,13,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	// Draining: awake sessions that are still busy are put to sleep at this time.
+	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
+	// Sessions whose newest files are on no other host and in no store.
+	Unsaved uint32 `protobuf:"varint,15,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
+	// Until its lease runs out.
+	LeaseLeft *durationpb.Duration `protobuf:"bytes,16,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
+	// Draining, and nothing is left on it.
+	Drained       bool `protobuf:"varint,17,opt,name=drained,proto3" json:"drained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostRecord) Reset() {
 	*x = HostRecord{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1910,7 @@ func (x *HostRecord) String() string {
 func (*HostRecord) ProtoMessage() {}
 
 func (x *HostRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[24]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1923,7 @@ func (x *HostRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecord.ProtoReflect.Descriptor instead.
 func (*HostRecord) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{24}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostRecord) GetHost() string {
@@ -1855,6 +1996,821 @@ func (x *HostRecord) GetActive() uint32 {
 	return 0
 }
 
+func (x *HostRecord) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+func (x *HostRecord) GetUsed() *v1.Limits {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *HostRecord) GetUnhealthy() string {
+	if x != nil {
+		return x.Unhealthy
+	}
+	return ""
+}
+
+func (x *HostRecord) GetDrainDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainDeadline
+	}
+	return nil
+}
+
+func (x *HostRecord) GetUnsaved() uint32 {
+	if x != nil {
+		return x.Unsaved
+	}
+	return 0
+}
+
+func (x *HostRecord) GetLeaseLeft() *durationpb.Duration {
+	if x != nil {
+		return x.LeaseLeft
+	}
+	return nil
+}
+
+func (x *HostRecord) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+// DrainRequest has a host take no more sessions and hands over those that it has: sleeping ones at
+// once, awake ones at their next idle moment, or at the deadline.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// False ends a drain: the host takes sessions again.
+	On bool `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	// Default 10 minutes.
+	Within        *durationpb.Duration `protobuf:"bytes,3,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DrainRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *DrainRequest) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
+// DrainReply is the host as it is now; the drain goes on.
+type DrainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *HostRecord            `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainReply) Reset() {
+	*x = DrainReply{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainReply) ProtoMessage() {}
+
+func (x *DrainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
+func (*DrainReply) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DrainReply) GetHost() *HostRecord {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+// RemoveHostRequest takes a host out of the cell for good. Refused while it holds a lease and has
+// sessions, and while some files are on it alone. Afterwards it cannot join under this id.
+type RemoveHostRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Give up what was written after the last snapshot, and sessions that were never saved (these fail).
+	LoseUnsaved   bool `protobuf:"varint,2,opt,name=lose_unsaved,json=loseUnsaved,proto3" json:"lose_unsaved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveHostRequest) Reset() {
+	*x = RemoveHostRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveHostRequest) ProtoMessage() {}
+
+func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
+func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RemoveHostRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *RemoveHostRequest) GetLoseUnsaved() bool {
+	if x != nil {
+		return x.LoseUnsaved
+	}
+	return false
+}
+
+// RemoveHostReply: it is removed.
+type RemoveHostReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sessions that go back to their last snapshot.
+	Rewound []*v1.SessionRef `protobuf:"bytes,1,rep,name=rewound,proto3" json:"rewound,omitempty"`
+	// Sessions that have no snapshot and failed.
+	Lost          []*v1.SessionRef `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveHostReply) Reset() {
+	*x = RemoveHostReply{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveHostReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveHostReply) ProtoMessage() {}
+
+func (x *RemoveHostReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveHostReply.ProtoReflect.Descriptor instead.
+func (*RemoveHostReply) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RemoveHostReply) GetRewound() []*v1.SessionRef {
+	if x != nil {
+		return x.Rewound
+	}
+	return nil
+}
+
+func (x *RemoveHostReply) GetLost() []*v1.SessionRef {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+// ExplainRequest asks why a session is where it is, or waits.
+type ExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ExplainRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ExplainRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+// ExplainReply is the record, and the plan that a wake would get now. The plan of the last placement
+// is in the last placed event.
+type ExplainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Record        *SessionRecord         `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	Now           *Placement             `protobuf:"bytes,2,opt,name=now,proto3" json:"now,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainReply) Reset() {
+	*x = ExplainReply{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainReply) ProtoMessage() {}
+
+func (x *ExplainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
+func (*ExplainReply) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ExplainReply) GetRecord() *SessionRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *ExplainReply) GetNow() *Placement {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+// Placement is the plan of one placement: every host that was looked at, best first.
+type Placement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: no host may take it.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// In one sentence.
+	Reason string          `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Rows   []*PlacementRow `protobuf:"bytes,3,rep,name=rows,proto3" json:"rows,omitempty"`
+	// Hosts that were not listed.
+	More          uint32 `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placement) Reset() {
+	*x = Placement{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placement) ProtoMessage() {}
+
+func (x *Placement) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placement.ProtoReflect.Descriptor instead.
+func (*Placement) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Placement) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Placement) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Placement) GetRows() []*PlacementRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *Placement) GetMore() uint32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+// PlacementRow is one host in a plan.
+type PlacementRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Why it may not; empty: it may.
+	Refused string `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"`
+	// What speaks for it, in the order in which it counts: disk, image, warm, spread, load.
+	Ranks         []string `protobuf:"bytes,3,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementRow) Reset() {
+	*x = PlacementRow{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementRow) ProtoMessage() {}
+
+func (x *PlacementRow) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementRow.ProtoReflect.Descriptor instead.
+func (*PlacementRow) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PlacementRow) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *PlacementRow) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *PlacementRow) GetRanks() []string {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+// PeersRequest asks for the replicas of the scheduler.
+type PeersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeersRequest) Reset() {
+	*x = PeersRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeersRequest) ProtoMessage() {}
+
+func (x *PeersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
+func (*PeersRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{34}
+}
+
+// PeersReply lists them.
+type PeersReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Peers []*Peer                `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Index of the last entry of the log that the leader has applied.
+	Applied       uint64 `protobuf:"varint,2,opt,name=applied,proto3" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeersReply) Reset() {
+	*x = PeersReply{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeersReply) ProtoMessage() {}
+
+func (x *PeersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeersReply.ProtoReflect.Descriptor instead.
+func (*PeersReply) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PeersReply) GetPeers() []*Peer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *PeersReply) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
+// Peer is one replica.
+type Peer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	Voter         bool                   `protobuf:"varint,3,opt,name=voter,proto3" json:"voter,omitempty"`
+	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Peer) Reset() {
+	*x = Peer{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Peer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Peer) ProtoMessage() {}
+
+func (x *Peer) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
+func (*Peer) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Peer) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Peer) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *Peer) GetVoter() bool {
+	if x != nil {
+		return x.Voter
+	}
+	return false
+}
+
+func (x *Peer) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+// AddPeerRequest adds a replica, which must run with join set and the same certificate authority.
+type AddPeerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddPeerRequest) Reset() {
+	*x = AddPeerRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddPeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddPeerRequest) ProtoMessage() {}
+
+func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
+func (*AddPeerRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *AddPeerRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AddPeerRequest) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+// RemovePeerRequest takes a replica out of the group. The last one, and one too many of those that
+// live, is refused.
+type RemovePeerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePeerRequest) Reset() {
+	*x = RemovePeerRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePeerRequest) ProtoMessage() {}
+
+func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
+func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *RemovePeerRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// TransferRequest hands leadership over.
+type TransferRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the most advanced one.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferRequest) Reset() {
+	*x = TransferRequest{}
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferRequest) ProtoMessage() {}
+
+func (x *TransferRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferRequest.ProtoReflect.Descriptor instead.
+func (*TransferRequest) Descriptor() ([]byte, []int) {
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *TransferRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 // Event is the body of every event of the scheduler on berth.v1.session.<tenant>.<session>.<event>.
 type Event struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1884,7 +2840,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2852,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[25]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2865,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{25}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetSession() *v1.SessionRef {
@@ -2145,7 +3101,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +3113,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[26]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +3126,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{26}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Admitted) GetActor() *v1.Actor {
@@ -2213,14 +3169,16 @@ type Placed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	// Why here, in words.
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason        string     `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Plan          *Placement `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
+	RequestId     string     `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Placed) Reset() {
 	*x = Placed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +3190,7 @@ func (x *Placed) String() string {
 func (*Placed) ProtoMessage() {}
 
 func (x *Placed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[27]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +3203,7 @@ func (x *Placed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placed.ProtoReflect.Descriptor instead.
 func (*Placed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{27}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Placed) GetHost() string {
@@ -2262,23 +3220,40 @@ func (x *Placed) GetReason() string {
 	return ""
 }
 
+func (x *Placed) GetPlan() *Placement {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *Placed) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 // Active: the guest answered in this epoch and the commit is done.
 type Active struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Origin        v1.Origin              `protobuf:"varint,2,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
-	RestoredAsOf  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
-	Timing        *v1.Timing             `protobuf:"bytes,4,opt,name=timing,proto3" json:"timing,omitempty"`
-	Idle          *durationpb.Duration   `protobuf:"bytes,5,opt,name=idle,proto3" json:"idle,omitempty"`
-	Terms         *v1.Terms              `protobuf:"bytes,6,opt,name=terms,proto3" json:"terms,omitempty"`
-	RequestId     string                 `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Host         string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Origin       v1.Origin              `protobuf:"varint,2,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
+	RestoredAsOf *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
+	Timing       *v1.Timing             `protobuf:"bytes,4,opt,name=timing,proto3" json:"timing,omitempty"`
+	Idle         *durationpb.Duration   `protobuf:"bytes,5,opt,name=idle,proto3" json:"idle,omitempty"`
+	Terms        *v1.Terms              `protobuf:"bytes,6,opt,name=terms,proto3" json:"terms,omitempty"`
+	RequestId    string                 `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Cause        v1.Cause               `protobuf:"varint,8,opt,name=cause,proto3,enum=berth.core.v1.Cause" json:"cause,omitempty"`
+	// Handoff: the host that it was handed over from.
+	FromHost      string `protobuf:"bytes,9,opt,name=from_host,json=fromHost,proto3" json:"from_host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Active) Reset() {
 	*x = Active{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +3265,7 @@ func (x *Active) String() string {
 func (*Active) ProtoMessage() {}
 
 func (x *Active) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[28]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +3278,7 @@ func (x *Active) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Active.ProtoReflect.Descriptor instead.
 func (*Active) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{28}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Active) GetHost() string {
@@ -2355,6 +3330,20 @@ func (x *Active) GetRequestId() string {
 	return ""
 }
 
+func (x *Active) GetCause() v1.Cause {
+	if x != nil {
+		return x.Cause
+	}
+	return v1.Cause(0)
+}
+
+func (x *Active) GetFromHost() string {
+	if x != nil {
+		return x.FromHost
+	}
+	return ""
+}
+
 // Renewed: an open found the session awake.
 type Renewed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2366,7 +3355,7 @@ type Renewed struct {
 
 func (x *Renewed) Reset() {
 	*x = Renewed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +3367,7 @@ func (x *Renewed) String() string {
 func (*Renewed) ProtoMessage() {}
 
 func (x *Renewed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[29]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +3380,7 @@ func (x *Renewed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Renewed.ProtoReflect.Descriptor instead.
 func (*Renewed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{29}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Renewed) GetRequestId() string {
@@ -2422,7 +3411,7 @@ type Asleep struct {
 
 func (x *Asleep) Reset() {
 	*x = Asleep{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +3423,7 @@ func (x *Asleep) String() string {
 func (*Asleep) ProtoMessage() {}
 
 func (x *Asleep) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[30]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +3436,7 @@ func (x *Asleep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Asleep.ProtoReflect.Descriptor instead.
 func (*Asleep) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{30}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Asleep) GetManifest() string {
@@ -2485,18 +3474,20 @@ func (x *Asleep) GetTiming() *v1.Timing {
 	return nil
 }
 
-// Displaced: the owner lost the session.
+// Displaced: the owner lost the session. Streams of this epoch are over.
 type Displaced struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Host   string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Reason string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// It wakes elsewhere without being asked; active tells as of when.
+	Handoff       bool `protobuf:"varint,3,opt,name=handoff,proto3" json:"handoff,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Displaced) Reset() {
 	*x = Displaced{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +3499,7 @@ func (x *Displaced) String() string {
 func (*Displaced) ProtoMessage() {}
 
 func (x *Displaced) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[31]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +3512,7 @@ func (x *Displaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Displaced.ProtoReflect.Descriptor instead.
 func (*Displaced) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{31}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Displaced) GetHost() string {
@@ -2538,6 +3529,13 @@ func (x *Displaced) GetReason() string {
 	return ""
 }
 
+func (x *Displaced) GetHandoff() bool {
+	if x != nil {
+		return x.Handoff
+	}
+	return false
+}
+
 // Failed: it cannot go on; the next open tries again.
 type Failed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2548,7 +3546,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +3558,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[32]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +3571,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{32}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Failed) GetFailure() *v1.Failure {
@@ -2593,7 +3591,7 @@ type Paused struct {
 
 func (x *Paused) Reset() {
 	*x = Paused{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +3603,7 @@ func (x *Paused) String() string {
 func (*Paused) ProtoMessage() {}
 
 func (x *Paused) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[33]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +3616,7 @@ func (x *Paused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Paused.ProtoReflect.Descriptor instead.
 func (*Paused) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{33}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Paused) GetReason() string {
@@ -2639,7 +3637,7 @@ type Unplaceable struct {
 
 func (x *Unplaceable) Reset() {
 	*x = Unplaceable{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +3649,7 @@ func (x *Unplaceable) String() string {
 func (*Unplaceable) ProtoMessage() {}
 
 func (x *Unplaceable) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[34]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +3662,7 @@ func (x *Unplaceable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaceable.ProtoReflect.Descriptor instead.
 func (*Unplaceable) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{34}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Unplaceable) GetReason() string {
@@ -2692,7 +3690,7 @@ type Deleted struct {
 
 func (x *Deleted) Reset() {
 	*x = Deleted{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +3702,7 @@ func (x *Deleted) String() string {
 func (*Deleted) ProtoMessage() {}
 
 func (x *Deleted) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[35]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +3715,7 @@ func (x *Deleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deleted.ProtoReflect.Descriptor instead.
 func (*Deleted) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{35}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Deleted) GetRequestId() string {
@@ -2744,7 +3742,7 @@ type Erased struct {
 
 func (x *Erased) Reset() {
 	*x = Erased{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +3754,7 @@ func (x *Erased) String() string {
 func (*Erased) ProtoMessage() {}
 
 func (x *Erased) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[36]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +3767,7 @@ func (x *Erased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Erased.ProtoReflect.Descriptor instead.
 func (*Erased) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{36}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Erased) GetHosts() []string {
@@ -2792,7 +3790,7 @@ type Rewound struct {
 
 func (x *Rewound) Reset() {
 	*x = Rewound{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +3802,7 @@ func (x *Rewound) String() string {
 func (*Rewound) ProtoMessage() {}
 
 func (x *Rewound) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[37]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +3815,7 @@ func (x *Rewound) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewound.ProtoReflect.Descriptor instead.
 func (*Rewound) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{37}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Rewound) GetSnapshot() string {
@@ -2847,7 +3845,7 @@ type HostEvent struct {
 	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	Boot  string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`
 	At    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
-	// joined, lost or draining.
+	// joined, lost, draining, drained or removed.
 	What     string     `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
 	Tiers    []v1.Tier  `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=berth.core.v1.Tier" json:"tiers,omitempty"`
 	Capacity *v1.Limits `protobuf:"bytes,6,opt,name=capacity,proto3" json:"capacity,omitempty"`
@@ -2859,7 +3857,7 @@ type HostEvent struct {
 
 func (x *HostEvent) Reset() {
 	*x = HostEvent{}
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3869,7 @@ func (x *HostEvent) String() string {
 func (*HostEvent) ProtoMessage() {}
 
 func (x *HostEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[38]
+	mi := &file_berth_scheduler_v1_scheduler_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3882,7 @@ func (x *HostEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEvent.ProtoReflect.Descriptor instead.
 func (*HostEvent) Descriptor() ([]byte, []int) {
-	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{38}
+	return file_berth_scheduler_v1_scheduler_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HostEvent) GetHost() string {
@@ -2992,7 +3990,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	" \x01(\bR\x04warn\"n\n" +
 	"\vDeleteReply\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\xd8\x02\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\x8a\x03\n" +
 	"\vJoinRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x19\n" +
@@ -3001,26 +3999,36 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\bcapacity\x18\x05 \x01(\v2\x15.berth.core.v1.LimitsR\bcapacity\x12\x12\n" +
 	"\x04zone\x18\x06 \x01(\tR\x04zone\x12C\n" +
 	"\x06labels\x18\a \x03(\v2+.berth.scheduler.v1.JoinRequest.LabelsEntryR\x06labels\x12\x14\n" +
-	"\x05after\x18\b \x01(\tR\x05after\x1a9\n" +
+	"\x05after\x18\b \x01(\tR\x05after\x120\n" +
+	"\x04load\x18\t \x01(\v2\x1c.berth.scheduler.v1.HostLoadR\x04load\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\bHostLoad\x12\x16\n" +
+	"\x06images\x18\x01 \x03(\tR\x06images\x12:\n" +
+	"\x04warm\x18\x02 \x03(\v2&.berth.scheduler.v1.HostLoad.WarmEntryR\x04warm\x12\x1c\n" +
+	"\tunhealthy\x18\x03 \x01(\tR\tunhealthy\x1a7\n" +
+	"\tWarmEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x88\x02\n" +
 	"\tJoinReply\x12/\n" +
 	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x126\n" +
 	"\x05owned\x18\x02 \x03(\v2 .berth.scheduler.v1.OwnedSessionR\x05owned\x12\x1a\n" +
 	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x121\n" +
 	"\x06erased\x18\x04 \x03(\v2\x19.berth.core.v1.SessionRefR\x06erased\x12\x12\n" +
-	"\x04next\x18\x05 \x01(\tR\x04next\"\x9c\x02\n" +
+	"\x04next\x18\x05 \x01(\tR\x04next\x12/\n" +
+	"\x05stale\x18\x06 \x03(\v2\x19.berth.core.v1.SessionRefR\x05stale\"\x9c\x02\n" +
 	"\fOwnedSession\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
 	"\bmanifest\x18\x03 \x01(\tR\bmanifest\x12*\n" +
 	"\x05terms\x18\x04 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12@\n" +
 	"\x11last_active_epoch\x18\x05 \x01(\v2\x14.berth.core.v1.StampR\x0flastActiveEpoch\x12!\n" +
-	"\fsession_name\x18\x06 \x01(\tR\vsessionName\"6\n" +
+	"\fsession_name\x18\x06 \x01(\tR\vsessionName\"h\n" +
 	"\fLeaseRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04boot\x18\x02 \x01(\tR\x04boot\"=\n" +
+	"\x04boot\x18\x02 \x01(\tR\x04boot\x120\n" +
+	"\x04load\x18\x03 \x01(\v2\x1c.berth.scheduler.v1.HostLoadR\x04load\"=\n" +
 	"\n" +
 	"LeaseReply\x12/\n" +
 	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"\x81\x01\n" +
@@ -3049,7 +4057,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\adeleted\x18\x06 \x01(\bR\adeleted\"\\\n" +
 	"\tListReply\x12;\n" +
 	"\arecords\x18\x01 \x03(\v2!.berth.scheduler.v1.SessionRecordR\arecords\x12\x12\n" +
-	"\x04next\x18\x02 \x01(\tR\x04next\"\xb8\x05\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"\xd7\x06\n" +
 	"\rSessionRecord\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
@@ -3069,7 +4077,12 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x06origin\x18\r \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12\x18\n" +
 	"\arestore\x18\x0e \x01(\tR\arestore\x12\x18\n" +
 	"\aunsaved\x18\x0f \x01(\bR\aunsaved\x12@\n" +
-	"\x0erestored_as_of\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\"\xd9\x01\n" +
+	"\x0erestored_as_of\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\x12\x1f\n" +
+	"\vnewest_host\x18\x11 \x01(\tR\n" +
+	"newestHost\x12\x18\n" +
+	"\awaiting\x18\x12 \x01(\tR\awaiting\x12!\n" +
+	"\fhandoff_from\x18\x13 \x01(\tR\vhandoffFrom\x12?\n" +
+	"\rhandoff_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\fhandoffUntil\"\xd9\x01\n" +
 	"\x0eRestoreRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
@@ -3084,7 +4097,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\fHostsRequest\"B\n" +
 	"\n" +
 	"HostsReply\x124\n" +
-	"\x05hosts\x18\x01 \x03(\v2\x1e.berth.scheduler.v1.HostRecordR\x05hosts\"\x8b\x03\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x1e.berth.scheduler.v1.HostRecordR\x05hosts\"\x99\x05\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
@@ -3097,10 +4110,63 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x05alive\x18\b \x01(\bR\x05alive\x12\x1a\n" +
 	"\bsessions\x18\t \x01(\rR\bsessions\x12\x16\n" +
 	"\x06active\x18\n" +
-	" \x01(\rR\x06active\x1a9\n" +
+	" \x01(\rR\x06active\x12\x12\n" +
+	"\x04lost\x18\v \x01(\bR\x04lost\x12)\n" +
+	"\x04used\x18\f \x01(\v2\x15.berth.core.v1.LimitsR\x04used\x12\x1c\n" +
+	"\tunhealthy\x18\r \x01(\tR\tunhealthy\x12A\n" +
+	"\x0edrain_deadline\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12\x18\n" +
+	"\aunsaved\x18\x0f \x01(\rR\aunsaved\x128\n" +
+	"\n" +
+	"lease_left\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\x12\x18\n" +
+	"\adrained\x18\x11 \x01(\bR\adrained\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe9\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"e\n" +
+	"\fDrainRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x0e\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\x121\n" +
+	"\x06within\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06within\"@\n" +
+	"\n" +
+	"DrainReply\x122\n" +
+	"\x04host\x18\x01 \x01(\v2\x1e.berth.scheduler.v1.HostRecordR\x04host\"J\n" +
+	"\x11RemoveHostRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12!\n" +
+	"\flose_unsaved\x18\x02 \x01(\bR\vloseUnsaved\"u\n" +
+	"\x0fRemoveHostReply\x123\n" +
+	"\arewound\x18\x01 \x03(\v2\x19.berth.core.v1.SessionRefR\arewound\x12-\n" +
+	"\x04lost\x18\x02 \x03(\v2\x19.berth.core.v1.SessionRefR\x04lost\"B\n" +
+	"\x0eExplainRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\"z\n" +
+	"\fExplainReply\x129\n" +
+	"\x06record\x18\x01 \x01(\v2!.berth.scheduler.v1.SessionRecordR\x06record\x12/\n" +
+	"\x03now\x18\x02 \x01(\v2\x1d.berth.scheduler.v1.PlacementR\x03now\"\x81\x01\n" +
+	"\tPlacement\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x124\n" +
+	"\x04rows\x18\x03 \x03(\v2 .berth.scheduler.v1.PlacementRowR\x04rows\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\rR\x04more\"R\n" +
+	"\fPlacementRow\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\tR\arefused\x12\x14\n" +
+	"\x05ranks\x18\x03 \x03(\tR\x05ranks\"\x0e\n" +
+	"\fPeersRequest\"V\n" +
+	"\n" +
+	"PeersReply\x12.\n" +
+	"\x05peers\x18\x01 \x03(\v2\x18.berth.scheduler.v1.PeerR\x05peers\x12\x18\n" +
+	"\aapplied\x18\x02 \x01(\x04R\aapplied\"X\n" +
+	"\x04Peer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x14\n" +
+	"\x05voter\x18\x03 \x01(\bR\x05voter\x12\x16\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\"4\n" +
+	"\x0eAddPeerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\"#\n" +
+	"\x11RemovePeerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"!\n" +
+	"\x0fTransferRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xe9\x06\n" +
 	"\x05Event\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12*\n" +
@@ -3126,10 +4192,13 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12*\n" +
 	"\x05cause\x18\x04 \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12!\n" +
-	"\fsession_name\x18\x05 \x01(\tR\vsessionName\"4\n" +
+	"\fsession_name\x18\x05 \x01(\tR\vsessionName\"\x86\x01\n" +
 	"\x06Placed\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xb6\x02\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x121\n" +
+	"\x04plan\x18\x03 \x01(\v2\x1d.berth.scheduler.v1.PlacementR\x04plan\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\xff\x02\n" +
 	"\x06Active\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12-\n" +
 	"\x06origin\x18\x02 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
@@ -3138,7 +4207,9 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x04idle\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12*\n" +
 	"\x05terms\x18\x06 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\a \x01(\tR\trequestId\"W\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12*\n" +
+	"\x05cause\x18\b \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12\x1b\n" +
+	"\tfrom_host\x18\t \x01(\tR\bfromHost\"W\n" +
 	"\aRenewed\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +
@@ -3148,10 +4219,11 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x127\n" +
 	"\tretention\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tretention\x12-\n" +
-	"\x06timing\x18\x05 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\"7\n" +
+	"\x06timing\x18\x05 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\"Q\n" +
 	"\tDisplaced\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\":\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\ahandoff\x18\x03 \x01(\bR\ahandoff\":\n" +
 	"\x06Failed\x120\n" +
 	"\afailure\x18\x01 \x01(\v2\x16.berth.core.v1.FailureR\afailure\" \n" +
 	"\x06Paused\x12\x16\n" +
@@ -3192,7 +4264,7 @@ func file_berth_scheduler_v1_scheduler_proto_rawDescGZIP() []byte {
 	return file_berth_scheduler_v1_scheduler_proto_rawDescData
 }
 
-var file_berth_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_berth_scheduler_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*WakeRequest)(nil),           // 0: berth.scheduler.v1.WakeRequest
 	(*WakeReply)(nil),             // 1: berth.scheduler.v1.WakeReply
@@ -3201,145 +4273,179 @@ var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*DeleteRequest)(nil),         // 4: berth.scheduler.v1.DeleteRequest
 	(*DeleteReply)(nil),           // 5: berth.scheduler.v1.DeleteReply
 	(*JoinRequest)(nil),           // 6: berth.scheduler.v1.JoinRequest
-	(*JoinReply)(nil),             // 7: berth.scheduler.v1.JoinReply
-	(*OwnedSession)(nil),          // 8: berth.scheduler.v1.OwnedSession
-	(*LeaseRequest)(nil),          // 9: berth.scheduler.v1.LeaseRequest
-	(*LeaseReply)(nil),            // 10: berth.scheduler.v1.LeaseReply
-	(*CommitManifestRequest)(nil), // 11: berth.scheduler.v1.CommitManifestRequest
-	(*CommitManifestReply)(nil),   // 12: berth.scheduler.v1.CommitManifestReply
-	(*ReportRequest)(nil),         // 13: berth.scheduler.v1.ReportRequest
-	(*ReportReply)(nil),           // 14: berth.scheduler.v1.ReportReply
-	(*ShowRequest)(nil),           // 15: berth.scheduler.v1.ShowRequest
-	(*ShowReply)(nil),             // 16: berth.scheduler.v1.ShowReply
-	(*ListRequest)(nil),           // 17: berth.scheduler.v1.ListRequest
-	(*ListReply)(nil),             // 18: berth.scheduler.v1.ListReply
-	(*SessionRecord)(nil),         // 19: berth.scheduler.v1.SessionRecord
-	(*RestoreRequest)(nil),        // 20: berth.scheduler.v1.RestoreRequest
-	(*RestoreReply)(nil),          // 21: berth.scheduler.v1.RestoreReply
-	(*HostsRequest)(nil),          // 22: berth.scheduler.v1.HostsRequest
-	(*HostsReply)(nil),            // 23: berth.scheduler.v1.HostsReply
-	(*HostRecord)(nil),            // 24: berth.scheduler.v1.HostRecord
-	(*Event)(nil),                 // 25: berth.scheduler.v1.Event
-	(*Admitted)(nil),              // 26: berth.scheduler.v1.Admitted
-	(*Placed)(nil),                // 27: berth.scheduler.v1.Placed
-	(*Active)(nil),                // 28: berth.scheduler.v1.Active
-	(*Renewed)(nil),               // 29: berth.scheduler.v1.Renewed
-	(*Asleep)(nil),                // 30: berth.scheduler.v1.Asleep
-	(*Displaced)(nil),             // 31: berth.scheduler.v1.Displaced
-	(*Failed)(nil),                // 32: berth.scheduler.v1.Failed
-	(*Paused)(nil),                // 33: berth.scheduler.v1.Paused
-	(*Unplaceable)(nil),           // 34: berth.scheduler.v1.Unplaceable
-	(*Deleted)(nil),               // 35: berth.scheduler.v1.Deleted
-	(*Erased)(nil),                // 36: berth.scheduler.v1.Erased
-	(*Rewound)(nil),               // 37: berth.scheduler.v1.Rewound
-	(*HostEvent)(nil),             // 38: berth.scheduler.v1.HostEvent
-	nil,                           // 39: berth.scheduler.v1.JoinRequest.LabelsEntry
-	nil,                           // 40: berth.scheduler.v1.HostRecord.LabelsEntry
-	(*v1.Admission)(nil),          // 41: berth.core.v1.Admission
-	(*v1.SessionRef)(nil),         // 42: berth.core.v1.SessionRef
-	(v1.Origin)(0),                // 43: berth.core.v1.Origin
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*v1.Timing)(nil),             // 45: berth.core.v1.Timing
-	(*v1.Terms)(nil),              // 46: berth.core.v1.Terms
-	(v1.State)(0),                 // 47: berth.core.v1.State
-	(*v1.Stamp)(nil),              // 48: berth.core.v1.Stamp
-	(v1.Tier)(0),                  // 49: berth.core.v1.Tier
-	(*v1.Limits)(nil),             // 50: berth.core.v1.Limits
-	(*durationpb.Duration)(nil),   // 51: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 52: berth.core.v1.Manifest
-	(*v1.Actor)(nil),              // 53: berth.core.v1.Actor
-	(*v1.Failure)(nil),            // 54: berth.core.v1.Failure
-	(v1.Cause)(0),                 // 55: berth.core.v1.Cause
+	(*HostLoad)(nil),              // 7: berth.scheduler.v1.HostLoad
+	(*JoinReply)(nil),             // 8: berth.scheduler.v1.JoinReply
+	(*OwnedSession)(nil),          // 9: berth.scheduler.v1.OwnedSession
+	(*LeaseRequest)(nil),          // 10: berth.scheduler.v1.LeaseRequest
+	(*LeaseReply)(nil),            // 11: berth.scheduler.v1.LeaseReply
+	(*CommitManifestRequest)(nil), // 12: berth.scheduler.v1.CommitManifestRequest
+	(*CommitManifestReply)(nil),   // 13: berth.scheduler.v1.CommitManifestReply
+	(*ReportRequest)(nil),         // 14: berth.scheduler.v1.ReportRequest
+	(*ReportReply)(nil),           // 15: berth.scheduler.v1.ReportReply
+	(*ShowRequest)(nil),           // 16: berth.scheduler.v1.ShowRequest
+	(*ShowReply)(nil),             // 17: berth.scheduler.v1.ShowReply
+	(*ListRequest)(nil),           // 18: berth.scheduler.v1.ListRequest
+	(*ListReply)(nil),             // 19: berth.scheduler.v1.ListReply
+	(*SessionRecord)(nil),         // 20: berth.scheduler.v1.SessionRecord
+	(*RestoreRequest)(nil),        // 21: berth.scheduler.v1.RestoreRequest
+	(*RestoreReply)(nil),          // 22: berth.scheduler.v1.RestoreReply
+	(*HostsRequest)(nil),          // 23: berth.scheduler.v1.HostsRequest
+	(*HostsReply)(nil),            // 24: berth.scheduler.v1.HostsReply
+	(*HostRecord)(nil),            // 25: berth.scheduler.v1.HostRecord
+	(*DrainRequest)(nil),          // 26: berth.scheduler.v1.DrainRequest
+	(*DrainReply)(nil),            // 27: berth.scheduler.v1.DrainReply
+	(*RemoveHostRequest)(nil),     // 28: berth.scheduler.v1.RemoveHostRequest
+	(*RemoveHostReply)(nil),       // 29: berth.scheduler.v1.RemoveHostReply
+	(*ExplainRequest)(nil),        // 30: berth.scheduler.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 31: berth.scheduler.v1.ExplainReply
+	(*Placement)(nil),             // 32: berth.scheduler.v1.Placement
+	(*PlacementRow)(nil),          // 33: berth.scheduler.v1.PlacementRow
+	(*PeersRequest)(nil),          // 34: berth.scheduler.v1.PeersRequest
+	(*PeersReply)(nil),            // 35: berth.scheduler.v1.PeersReply
+	(*Peer)(nil),                  // 36: berth.scheduler.v1.Peer
+	(*AddPeerRequest)(nil),        // 37: berth.scheduler.v1.AddPeerRequest
+	(*RemovePeerRequest)(nil),     // 38: berth.scheduler.v1.RemovePeerRequest
+	(*TransferRequest)(nil),       // 39: berth.scheduler.v1.TransferRequest
+	(*Event)(nil),                 // 40: berth.scheduler.v1.Event
+	(*Admitted)(nil),              // 41: berth.scheduler.v1.Admitted
+	(*Placed)(nil),                // 42: berth.scheduler.v1.Placed
+	(*Active)(nil),                // 43: berth.scheduler.v1.Active
+	(*Renewed)(nil),               // 44: berth.scheduler.v1.Renewed
+	(*Asleep)(nil),                // 45: berth.scheduler.v1.Asleep
+	(*Displaced)(nil),             // 46: berth.scheduler.v1.Displaced
+	(*Failed)(nil),                // 47: berth.scheduler.v1.Failed
+	(*Paused)(nil),                // 48: berth.scheduler.v1.Paused
+	(*Unplaceable)(nil),           // 49: berth.scheduler.v1.Unplaceable
+	(*Deleted)(nil),               // 50: berth.scheduler.v1.Deleted
+	(*Erased)(nil),                // 51: berth.scheduler.v1.Erased
+	(*Rewound)(nil),               // 52: berth.scheduler.v1.Rewound
+	(*HostEvent)(nil),             // 53: berth.scheduler.v1.HostEvent
+	nil,                           // 54: berth.scheduler.v1.JoinRequest.LabelsEntry
+	nil,                           // 55: berth.scheduler.v1.HostLoad.WarmEntry
+	nil,                           // 56: berth.scheduler.v1.HostRecord.LabelsEntry
+	(*v1.Admission)(nil),          // 57: berth.core.v1.Admission
+	(*v1.SessionRef)(nil),         // 58: berth.core.v1.SessionRef
+	(v1.Origin)(0),                // 59: berth.core.v1.Origin
+	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
+	(*v1.Timing)(nil),             // 61: berth.core.v1.Timing
+	(*v1.Terms)(nil),              // 62: berth.core.v1.Terms
+	(v1.State)(0),                 // 63: berth.core.v1.State
+	(*v1.Stamp)(nil),              // 64: berth.core.v1.Stamp
+	(v1.Tier)(0),                  // 65: berth.core.v1.Tier
+	(*v1.Limits)(nil),             // 66: berth.core.v1.Limits
+	(*durationpb.Duration)(nil),   // 67: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 68: berth.core.v1.Manifest
+	(*v1.Actor)(nil),              // 69: berth.core.v1.Actor
+	(*v1.Failure)(nil),            // 70: berth.core.v1.Failure
+	(v1.Cause)(0),                 // 71: berth.core.v1.Cause
 }
 var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
-	41, // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
-	42, // 1: berth.scheduler.v1.WakeReply.session:type_name -> berth.core.v1.SessionRef
-	43, // 2: berth.scheduler.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
-	44, // 3: berth.scheduler.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	45, // 4: berth.scheduler.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
-	46, // 5: berth.scheduler.v1.WakeReply.terms:type_name -> berth.core.v1.Terms
-	47, // 6: berth.scheduler.v1.WakeReply.state:type_name -> berth.core.v1.State
-	48, // 7: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
-	48, // 8: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
-	44, // 9: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	42, // 10: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
-	47, // 11: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
-	44, // 12: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
-	44, // 13: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
-	48, // 14: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
-	42, // 15: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	47, // 16: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	49, // 17: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
-	50, // 18: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
-	39, // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
-	51, // 20: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
-	8,  // 21: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
-	42, // 22: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
-	42, // 23: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
-	47, // 24: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
-	46, // 25: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
-	48, // 26: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
-	51, // 27: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
-	42, // 28: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
-	52, // 29: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
-	42, // 30: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
-	47, // 31: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
-	19, // 32: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	19, // 33: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
-	42, // 34: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
-	47, // 35: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
-	46, // 36: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
-	53, // 37: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
-	44, // 38: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
-	44, // 39: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
-	45, // 40: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
-	54, // 41: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
-	43, // 42: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
-	44, // 43: berth.scheduler.v1.SessionRecord.restored_as_of:type_name -> google.protobuf.Timestamp
-	48, // 44: berth.scheduler.v1.RestoreRequest.generation:type_name -> berth.core.v1.Stamp
-	44, // 45: berth.scheduler.v1.RestoreRequest.as_of:type_name -> google.protobuf.Timestamp
-	19, // 46: berth.scheduler.v1.RestoreReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	24, // 47: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
-	49, // 48: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
-	50, // 49: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
-	40, // 50: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
-	42, // 51: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	44, // 52: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
-	47, // 53: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
-	26, // 54: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
-	27, // 55: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
-	28, // 56: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
-	29, // 57: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
-	30, // 58: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
-	31, // 59: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
-	32, // 60: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
-	33, // 61: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
-	34, // 62: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
-	35, // 63: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
-	36, // 64: berth.scheduler.v1.Event.erased:type_name -> berth.scheduler.v1.Erased
-	37, // 65: berth.scheduler.v1.Event.rewound:type_name -> berth.scheduler.v1.Rewound
-	53, // 66: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
-	46, // 67: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
-	55, // 68: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
-	43, // 69: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
-	44, // 70: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
-	45, // 71: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
-	51, // 72: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
-	46, // 73: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
-	51, // 74: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
-	51, // 75: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
-	45, // 76: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
-	54, // 77: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
-	44, // 78: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
-	44, // 79: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
-	44, // 80: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
-	49, // 81: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
-	50, // 82: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
-	83, // [83:83] is the sub-list for method output_type
-	83, // [83:83] is the sub-list for method input_type
-	83, // [83:83] is the sub-list for extension type_name
-	83, // [83:83] is the sub-list for extension extendee
-	0,  // [0:83] is the sub-list for field type_name
+	57,  // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
+	58,  // 1: berth.scheduler.v1.WakeReply.session:type_name -> berth.core.v1.SessionRef
+	59,  // 2: berth.scheduler.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
+	60,  // 3: berth.scheduler.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	61,  // 4: berth.scheduler.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
+	62,  // 5: berth.scheduler.v1.WakeReply.terms:type_name -> berth.core.v1.Terms
+	63,  // 6: berth.scheduler.v1.WakeReply.state:type_name -> berth.core.v1.State
+	64,  // 7: berth.scheduler.v1.SleepRequest.generation:type_name -> berth.core.v1.Stamp
+	64,  // 8: berth.scheduler.v1.SleepRequest.epoch:type_name -> berth.core.v1.Stamp
+	60,  // 9: berth.scheduler.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	58,  // 10: berth.scheduler.v1.SleepReply.session:type_name -> berth.core.v1.SessionRef
+	63,  // 11: berth.scheduler.v1.SleepReply.state:type_name -> berth.core.v1.State
+	60,  // 12: berth.scheduler.v1.SleepReply.busy_since:type_name -> google.protobuf.Timestamp
+	60,  // 13: berth.scheduler.v1.DeleteRequest.stored_at:type_name -> google.protobuf.Timestamp
+	64,  // 14: berth.scheduler.v1.DeleteRequest.generation:type_name -> berth.core.v1.Stamp
+	58,  // 15: berth.scheduler.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	63,  // 16: berth.scheduler.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	65,  // 17: berth.scheduler.v1.JoinRequest.tiers:type_name -> berth.core.v1.Tier
+	66,  // 18: berth.scheduler.v1.JoinRequest.capacity:type_name -> berth.core.v1.Limits
+	54,  // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
+	7,   // 20: berth.scheduler.v1.JoinRequest.load:type_name -> berth.scheduler.v1.HostLoad
+	55,  // 21: berth.scheduler.v1.HostLoad.warm:type_name -> berth.scheduler.v1.HostLoad.WarmEntry
+	67,  // 22: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
+	9,   // 23: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
+	58,  // 24: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
+	58,  // 25: berth.scheduler.v1.JoinReply.stale:type_name -> berth.core.v1.SessionRef
+	58,  // 26: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
+	63,  // 27: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
+	62,  // 28: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
+	64,  // 29: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
+	7,   // 30: berth.scheduler.v1.LeaseRequest.load:type_name -> berth.scheduler.v1.HostLoad
+	67,  // 31: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
+	58,  // 32: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
+	68,  // 33: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
+	58,  // 34: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
+	63,  // 35: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
+	20,  // 36: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	20,  // 37: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
+	58,  // 38: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
+	63,  // 39: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
+	62,  // 40: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
+	69,  // 41: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
+	60,  // 42: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
+	60,  // 43: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
+	61,  // 44: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
+	70,  // 45: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
+	59,  // 46: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
+	60,  // 47: berth.scheduler.v1.SessionRecord.restored_as_of:type_name -> google.protobuf.Timestamp
+	60,  // 48: berth.scheduler.v1.SessionRecord.handoff_until:type_name -> google.protobuf.Timestamp
+	64,  // 49: berth.scheduler.v1.RestoreRequest.generation:type_name -> berth.core.v1.Stamp
+	60,  // 50: berth.scheduler.v1.RestoreRequest.as_of:type_name -> google.protobuf.Timestamp
+	20,  // 51: berth.scheduler.v1.RestoreReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	25,  // 52: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
+	65,  // 53: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
+	66,  // 54: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
+	56,  // 55: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
+	66,  // 56: berth.scheduler.v1.HostRecord.used:type_name -> berth.core.v1.Limits
+	60,  // 57: berth.scheduler.v1.HostRecord.drain_deadline:type_name -> google.protobuf.Timestamp
+	67,  // 58: berth.scheduler.v1.HostRecord.lease_left:type_name -> google.protobuf.Duration
+	67,  // 59: berth.scheduler.v1.DrainRequest.within:type_name -> google.protobuf.Duration
+	25,  // 60: berth.scheduler.v1.DrainReply.host:type_name -> berth.scheduler.v1.HostRecord
+	58,  // 61: berth.scheduler.v1.RemoveHostReply.rewound:type_name -> berth.core.v1.SessionRef
+	58,  // 62: berth.scheduler.v1.RemoveHostReply.lost:type_name -> berth.core.v1.SessionRef
+	20,  // 63: berth.scheduler.v1.ExplainReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	32,  // 64: berth.scheduler.v1.ExplainReply.now:type_name -> berth.scheduler.v1.Placement
+	33,  // 65: berth.scheduler.v1.Placement.rows:type_name -> berth.scheduler.v1.PlacementRow
+	36,  // 66: berth.scheduler.v1.PeersReply.peers:type_name -> berth.scheduler.v1.Peer
+	58,  // 67: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	60,  // 68: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
+	63,  // 69: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
+	41,  // 70: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
+	42,  // 71: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
+	43,  // 72: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
+	44,  // 73: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
+	45,  // 74: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
+	46,  // 75: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
+	47,  // 76: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
+	48,  // 77: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
+	49,  // 78: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
+	50,  // 79: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
+	51,  // 80: berth.scheduler.v1.Event.erased:type_name -> berth.scheduler.v1.Erased
+	52,  // 81: berth.scheduler.v1.Event.rewound:type_name -> berth.scheduler.v1.Rewound
+	69,  // 82: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
+	62,  // 83: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
+	71,  // 84: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
+	32,  // 85: berth.scheduler.v1.Placed.plan:type_name -> berth.scheduler.v1.Placement
+	59,  // 86: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
+	60,  // 87: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
+	61,  // 88: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
+	67,  // 89: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
+	62,  // 90: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
+	71,  // 91: berth.scheduler.v1.Active.cause:type_name -> berth.core.v1.Cause
+	67,  // 92: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
+	67,  // 93: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
+	61,  // 94: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
+	70,  // 95: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
+	60,  // 96: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
+	60,  // 97: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
+	60,  // 98: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
+	65,  // 99: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
+	66,  // 100: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
+	101, // [101:101] is the sub-list for method output_type
+	101, // [101:101] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_berth_scheduler_v1_scheduler_proto_init() }
@@ -3347,7 +4453,7 @@ func file_berth_scheduler_v1_scheduler_proto_init() {
 	if File_berth_scheduler_v1_scheduler_proto != nil {
 		return
 	}
-	file_berth_scheduler_v1_scheduler_proto_msgTypes[25].OneofWrappers = []any{
+	file_berth_scheduler_v1_scheduler_proto_msgTypes[40].OneofWrappers = []any{
 		(*Event_Admitted)(nil),
 		(*Event_Placed)(nil),
 		(*Event_Active)(nil),
@@ -3367,7 +4473,7 @@ func file_berth_scheduler_v1_scheduler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_scheduler_v1_scheduler_proto_rawDesc), len(file_berth_scheduler_v1_scheduler_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
