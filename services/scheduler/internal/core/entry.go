@@ -14,11 +14,15 @@ import (
 // EntryVersion is the newest format of entries that this code reads. An entry
 // is applied by the rules of its own format, so that a log that an older
 // version wrote comes to the state that it had then.
-const EntryVersion = 2
+const EntryVersion = 3
 
 // movesSince is the format since which a saved session may wake on another
 // host, and erased is told once all of them confirmed.
 const movesSince = 2
+
+// handoffSince is the format since which what was awake on a lost host wakes
+// elsewhere from its last manifest.
+const handoffSince = 3
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.
@@ -43,6 +47,11 @@ type Entry struct {
 	Join         *Host         `json:"join,omitempty"`
 	HostLost     *HostLost     `json:"host_lost,omitempty"`
 	Drain        *Drain        `json:"drain,omitempty"`
+	Move         *Move         `json:"move,omitempty"`
+	Save         *Save         `json:"save,omitempty"`
+	Dropped      *Dropped      `json:"dropped,omitempty"`
+	Cleared      *Cleared      `json:"cleared,omitempty"`
+	RemoveHost   *RemoveHost   `json:"remove_host,omitempty"`
 	Trim         *Trim         `json:"trim,omitempty"`
 	Tick         *Tick         `json:"tick,omitempty"`
 	Incarnate    *Incarnate    `json:"incarnate,omitempty"`
@@ -58,7 +67,9 @@ func (e Entry) Name() string {
 		{e.Sleep != nil, "sleep"}, {e.Slept != nil, "slept"}, {e.SleepRefused != nil, "sleep_refused"}, {e.Delete != nil, "delete"},
 		{e.Removed != nil, "removed"}, {e.Stopped != nil, "stopped"}, {e.Exited != nil, "exited"}, {e.Manifest != nil, "manifest"},
 		{e.Restore != nil, "restore"}, {e.Delayed != nil, "sleep_delayed"},
-		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Trim != nil, "trim"},
+		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Move != nil, "move"},
+		{e.Save != nil, "save"}, {e.Dropped != nil, "dropped"}, {e.Cleared != nil, "cleared"}, {e.RemoveHost != nil, "remove_host"},
+		{e.Trim != nil, "trim"},
 		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"},
 	} {
 		if part.set {
@@ -240,12 +251,49 @@ type HostLost struct {
 	Host   ids.Host `json:"host"`
 	Boot   string   `json:"boot"`
 	Reason string   `json:"reason,omitempty"`
+	// Until is how long what was awake there is tried to be woken elsewhere.
+	Until Time `json:"until,omitempty"`
 }
 
 // Drain stops or resumes placement on a host.
 type Drain struct {
 	Host ids.Host `json:"host"`
 	On   bool     `json:"on"`
+	// Deadline at which awake sessions are put to sleep though they are busy.
+	Deadline Time `json:"deadline,omitempty"`
+}
+
+// Move takes a sleeping session, all of which is saved, off its host: it wakes anywhere.
+type Move struct {
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	Host       ids.Host       `json:"host"` // that it is on
+}
+
+// Save has the host save what a session at rest left unsaved on its disk.
+type Save struct {
+	Ref
+	Host ids.Host `json:"host"`
+}
+
+// Dropped tells that a host removed a disk of which it is not the newest holder.
+type Dropped struct {
+	Session    ids.SessionKey `json:"session"`
+	Generation ids.Generation `json:"generation"`
+	Host       ids.Host       `json:"host"`
+}
+
+// Cleared tells that a host has nothing running of an earlier epoch; see Left.
+type Cleared struct {
+	Ref           // epoch: that of the Left
+	Host ids.Host `json:"host"`
+}
+
+// RemoveHost takes a host out for good.
+type RemoveHost struct {
+	Host ids.Host `json:"host"`
+	// LoseUnsaved gives up what is on this host alone.
+	LoseUnsaved bool `json:"lose_unsaved,omitempty"`
 }
 
 // Trim removes events up to and including a sequence number from the outbox.

@@ -66,6 +66,12 @@ type Terms struct {
 	Image      string        `json:"image,omitempty"`
 	TierReason string        `json:"tier_reason,omitempty"`
 	Snapshots  Snapshots     `json:"snapshots,omitzero"`
+	// Priority, 0 to 100: higher is sooner where there is not room for all.
+	Priority uint32 `json:"priority,omitempty"`
+	// Zones in which it may run; none: any.
+	Zones []string `json:"zones,omitempty"`
+	// MaxAwake bounds how many sessions of a tenant are awake on this plan; 0: no bound.
+	MaxAwake uint32 `json:"max_awake,omitempty"`
 }
 
 // Actor is the principal for whom a session exists.
