@@ -18,11 +18,22 @@ func TestFaultsPageNamesRealTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folders := map[string]string{}
-	all := named.FindAllStringSubmatch(string(page), -1)
-	if len(all) < 100 {
-		t.Errorf("only %d tests are named", len(all))
+	if n := checkNamed(t, root, "docs/faults.md", string(page)); n < 100 {
+		t.Errorf("only %d tests are named", n)
 	}
+	for _, line := range strings.Split(string(page), "\n") {
+		row := strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|---") && !strings.HasSuffix(line, "| test |")
+		if row && !named.MatchString(line) && !strings.Contains(line, "**Open**") {
+			t.Errorf("no test and no word about it: %s", line)
+		}
+	}
+}
+
+// checkNamed finds every test that a page names, and returns how many there are.
+func checkNamed(t *testing.T, root, file, page string) int {
+	t.Helper()
+	folders := map[string]string{}
+	all := named.FindAllStringSubmatch(page, -1)
 	for _, m := range all {
 		folder, name := m[1], m[2]
 		if _, ok := folders[folder]; !ok {
@@ -33,15 +44,10 @@ func TestFaultsPageNamesRealTests(t *testing.T) {
 			want = "{" + name + ", "
 		}
 		if !strings.Contains(folders[folder], want) {
-			t.Errorf("docs/faults.md names %s in %s; there is none", name, folder)
+			t.Errorf("%s names %s in %s; there is none", file, name, folder)
 		}
 	}
-	for _, line := range strings.Split(string(page), "\n") {
-		row := strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|---") && !strings.HasSuffix(line, "| test |")
-		if row && !named.MatchString(line) && !strings.Contains(line, "**Open**") {
-			t.Errorf("no test and no word about it: %s", line)
-		}
-	}
+	return len(all)
 }
 
 // source is all of a folder's Go files.
