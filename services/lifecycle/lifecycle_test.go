@@ -358,7 +358,7 @@ func TestTheExampleHoldsTheDefaults(t *testing.T) {
 	must(t, svc.LoadConfig("lifecycle.example.yaml", &cfg))
 	want := NewConfig()
 	plan := want.Policy.Plans["default"]
-	plan.Templates = []string{}
+	plan.Templates, plan.Zones = []string{}, []string{}
 	want.Policy.Plans["default"] = plan
 	if !reflect.DeepEqual(cfg, want) {
 		t.Errorf("the example says\n%+v\nthe defaults are\n%+v", cfg, want)

@@ -31,6 +31,7 @@ func testPolicy() Policy {
 		Plans: map[string]Plan{
 			"free":   {Template: "python", Templates: []string{"quick", "vm"}, Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour, Limits: Limits{MemoryBytes: 256 << 20}},
 			"slow":   {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Snapshots: &Snapshots{Every: 10 * time.Minute, KeepAll: 2 * time.Hour}},
+			"near":   {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Priority: 20, Zones: []string{"eu-1", "eu-2"}, MaxAwake: 3},
 			"paused": {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Paused: "the invoice of May is open"},
 		},
 	}
@@ -137,14 +138,22 @@ func schedulerEvent(verb string, ref *corev1.SessionRef, rev uint64, timer *life
 	return ev
 }
 
+// renderPlacement says what the plan asks of placement, where it asks anything.
+func renderPlacement(t *corev1.Terms) string {
+	if t.GetPriority() == 0 && len(t.GetZones()) == 0 && t.GetMaxAwake() == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" priority=%d zones=%s awake=%d", t.GetPriority(), strings.Join(t.GetZones(), ","), t.GetMaxAwake())
+}
+
 func render(c Command) string {
 	switch c := c.(type) {
 	case Wake:
 		terms := c.Admission.GetTerms()
 		l := terms.GetLimits()
-		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s snapshots=%s deadline=+%s",
+		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s snapshots=%s deadline=+%s%s",
 			terms.GetTemplate(), TierName(terms.GetTier()), terms.GetTierReason(), l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes(),
-			terms.GetIdle().AsDuration(), renderSnapshots(terms.GetSnapshots()), c.Admission.GetDeadline().AsTime().Sub(epoch0))
+			terms.GetIdle().AsDuration(), renderSnapshots(terms.GetSnapshots()), c.Admission.GetDeadline().AsTime().Sub(epoch0), renderPlacement(terms))
 	case Publish:
 		return fmt.Sprintf("publish %s %s/%s", c.Name, c.Tenant, c.Session)
 	case Arm:

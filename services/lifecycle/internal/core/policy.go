@@ -14,6 +14,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	"github.com/berth-dev/berth/schemas/ids"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -27,6 +28,13 @@ const (
 	ExpireMargin = 2 * time.Minute
 	// ExpireRetry is when an end is asked for again that scheduler finds too early, or one too many.
 	ExpireRetry = time.Hour
+)
+
+// Bounds of what a plan says of placement.
+const (
+	MaxPriority = 100
+	// MaxZones of one plan: every session's record carries them.
+	MaxZones = 16
 )
 
 // Sizes of disks in bytes, as hosts make them.
@@ -68,6 +76,12 @@ type Plan struct {
 	Limits Limits `yaml:"limits"`
 	// Snapshots of the disk; nil means DefaultSnapshots.
 	Snapshots *Snapshots `yaml:"snapshots"`
+	// Priority says who comes first when there is not room for all at once: 0 to MaxPriority, higher is sooner.
+	Priority uint32 `yaml:"priority"`
+	// Zones in which sessions may run; empty means any.
+	Zones []string `yaml:"zones"`
+	// MaxAwake sessions of one tenant may be awake on this plan at once; zero means as many as there is room for.
+	MaxAwake uint32 `yaml:"max_awake"`
 	// Paused, when not empty, refuses every open with this reason.
 	Paused string `yaml:"paused"`
 }
@@ -121,7 +135,29 @@ func (p Policy) validatePlan(plan Plan) error {
 			return fmt.Errorf("template %q is not declared", t)
 		}
 	}
+	if err := plan.placement(); err != nil {
+		return err
+	}
 	return plan.snapshots().validate()
+}
+
+// placement reports the first thing that placement cannot use.
+func (p Plan) placement() error {
+	if p.Priority > MaxPriority {
+		return fmt.Errorf("priority is %d; it must be 0 to %d", p.Priority, MaxPriority)
+	}
+	if len(p.Zones) > MaxZones {
+		return fmt.Errorf("zones lists %d zones; it must be at most %d, or empty for any", len(p.Zones), MaxZones)
+	}
+	for i, z := range p.Zones {
+		if !ids.IsToken(z) {
+			return fmt.Errorf("zones: %.80q is no zone; a zone has 1 to 63 characters of a-z, 0-9, _ and -", z)
+		}
+		if slices.Contains(p.Zones[:i], z) {
+			return fmt.Errorf("zones: %s is there twice", z)
+		}
+	}
+	return nil
 }
 
 // ParseTier reads a tier's name, for example "gvisor".
@@ -171,6 +207,7 @@ func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest) (*co
 		Limits: capped(template.Limits, plan.Limits), Persistence: persistence,
 		Idle: durationpb.New(plan.Idle), Retention: durationpb.New(plan.Retention),
 		Snapshots: plan.snapshots().terms(),
+		Priority:  plan.Priority, Zones: slices.Clone(plan.Zones), MaxAwake: plan.MaxAwake,
 	}, nil
 }
 
