@@ -16,6 +16,7 @@ type machine struct {
 	state   *core.State
 	hub     hub
 	onApply atomic.Pointer[func(core.Outcome)]
+	applied atomic.Uint64
 }
 
 func newMachine() *machine {
@@ -54,6 +55,9 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		}
 	}
 	m.mu.Unlock()
+	if n := len(logs); n > 0 {
+		m.applied.Store(logs[n-1].Index)
+	}
 	m.tell(out)
 	return out
 }
@@ -91,6 +95,7 @@ func (m *machine) Restore(r io.ReadCloser) error {
 	m.mu.Lock()
 	m.state = s
 	m.mu.Unlock()
+	m.applied.Store(s.Index)
 	m.hub.wakeAll()
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -27,8 +28,10 @@ import (
 
 // Peer is one replica of the group.
 type Peer struct {
-	ID   string
-	Addr string
+	ID     string
+	Addr   string
+	Voter  bool
+	Leader bool
 }
 
 // Config of one replica.
@@ -36,10 +39,14 @@ type Config struct {
 	Dir string
 	Log *slog.Logger
 	// Bind, TLS and Peers make a group of 3 or 5; without them it is one replica.
-	Bind  string
-	TLS   *tls.Config
-	Peers []Peer
-	ID    string // own id in the group; made and kept in Dir when empty
+	// Advertise is where the others reach this one, if that is not Bind.
+	Bind      string
+	Advertise string
+	TLS       *tls.Config
+	Peers     []Peer
+	// Join starts an empty folder without a group: it waits to be added to one.
+	Join bool
+	ID   string // own id in the group; made and kept in Dir when empty
 	// HungAfter is how long a write to the log may take before Fatal is called.
 	HungAfter time.Duration
 	// Fatal must end the process.
@@ -60,7 +67,10 @@ type Replica struct {
 	leader chan bool
 	done   chan struct{}
 	close  sync.Once
-	peers  int
+
+	contacts *contacts
+	settled  atomic.Uint64 // term whose barrier is done
+	change   chan struct{} // held during a change of the group
 }
 
 // Open starts the replica; a new folder begins a new group.
@@ -81,7 +91,8 @@ func Open(cfg Config) (*Replica, error) {
 		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
 	}
 	cfg.ID = id
-	r := &Replica{cfg: cfg, fsm: newMachine(), leader: make(chan bool, 1), done: make(chan struct{})}
+	r := &Replica{cfg: cfg, fsm: newMachine(), leader: make(chan bool, 1), done: make(chan struct{}),
+		contacts: newContacts(), change: make(chan struct{}, 1)}
 	if err := r.start(); err != nil {
 		r.release()
 		return nil, errs.E(op, errkind.Unavailable, cfg.Dir, err)
@@ -130,7 +141,6 @@ func (r *Replica) start() (err error) {
 	if err != nil {
 		return err
 	}
-	r.peers = len(peers)
 	cache, err := raft.NewLogCache(1024, r.dog)
 	if err != nil {
 		return err
@@ -139,7 +149,7 @@ func (r *Replica) start() (err error) {
 	if err != nil {
 		return fmt.Errorf("read log: %w", err)
 	}
-	if !had {
+	if !had && !r.cfg.Join {
 		if err := raft.BootstrapCluster(conf, cache, r.dog, snaps, trans, raft.Configuration{Servers: peers}); err != nil {
 			return fmt.Errorf("begin a new group: %w", err)
 		}
@@ -195,7 +205,9 @@ func (r *Replica) IsLeader() bool { return r.raft.State() == raft.Leader }
 // Barrier waits until everything committed before is applied here; a new
 // leader calls it before it acts.
 func (r *Replica) Barrier(d time.Duration) error {
-	return r.failed("wait for the log", r.raft.Barrier(d).Error())
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return r.barrier(ctx)
 }
 
 // Apply commits an entry. Concurrent calls share a sync of the log.
@@ -227,6 +239,8 @@ func (r *Replica) failed(op string, err error) error {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipLost),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return errs.E(op, errkind.NotLeader, "", err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return errs.Wrap(op, "", err)
 	case errors.Is(err, raft.ErrEnqueueTimeout):
 		return errs.E(op, errkind.Exhausted, "", err)
 	}
@@ -249,7 +263,7 @@ func (r *Replica) OnApply(f func(core.Outcome)) { r.fsm.onApply.Store(&f) }
 func (r *Replica) Close() error {
 	var err error
 	r.close.Do(func() {
-		if r.peers > 1 && r.IsLeader() {
+		if len(r.voters()) > 1 && r.IsLeader() {
 			if terr := r.raft.LeadershipTransfer().Error(); terr != nil {
 				r.cfg.Log.Warn("cannot hand leadership over", "error", terr)
 			}

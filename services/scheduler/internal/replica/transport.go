@@ -25,7 +25,8 @@ func (r *Replica) transport(logger hclog.Logger) (raft.Transport, []raft.Server,
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen for replicas on %s: %w", r.cfg.Bind, err)
 	}
-	t := raft.NewNetworkTransportWithLogger(&layer{Listener: l, conf: r.cfg.TLS}, 3, 5*time.Second, logger)
+	t := &watched{NetworkTransport: raft.NewNetworkTransportWithLogger(&layer{Listener: l, conf: r.cfg.TLS}, 3, 5*time.Second, logger),
+		contacts: r.contacts}
 	var peers []raft.Server
 	for _, p := range r.cfg.Peers {
 		peers = append(peers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(p.ID), Address: raft.ServerAddress(p.Addr)})
