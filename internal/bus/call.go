@@ -29,6 +29,11 @@ func Call[Resp proto.Message](ctx context.Context, c *Conn, subject string, req 
 		return zero, err
 	}
 	msg, err := c.CallRaw(ctx, subject, body, Protobuf)
+	return decoded[Resp](subject, msg, err)
+}
+
+func decoded[Resp proto.Message](subject string, msg *nats.Msg, err error) (Resp, error) {
+	var zero Resp
 	if err != nil {
 		return zero, err
 	}
@@ -39,9 +44,20 @@ func Call[Resp proto.Message](ctx context.Context, c *Conn, subject string, req 
 	return resp, nil
 }
 
-// Invoke calls a service's method as the connection's own identity.
+// Invoke calls a service's method as the connection's own identity, across a
+// restart of the service and the loss of a node of the bus: the request is
+// sent again when the service says that it serves, and when this connection
+// came back. Of a service with a leader (subjects.Leader) it also waits until
+// there is one, until ctx ends; any other must be on the bus within 2 s.
 func Invoke[Resp proto.Message](ctx context.Context, c *Conn, service, method string, req proto.Message) (Resp, error) {
-	return Call[Resp](ctx, c, subjects.RPC(service, method, c.self), req)
+	var zero Resp
+	body, err := Encode(req, Protobuf)
+	if err != nil {
+		return zero, err
+	}
+	subject := subjects.RPC(service, method, c.self)
+	msg, err := c.invoke(ctx, service, subject, body)
+	return decoded[Resp](subject, msg, err)
 }
 
 // InvokeHost calls a method of one host as the connection's own identity.

@@ -44,6 +44,8 @@ type Conn struct {
 	back    map[int]func()       // called after a reconnect
 	backID  int
 	waiting map[*waiter]struct{} // publishes that may yet be refused
+
+	again repeats // calls that are sent again
 }
 
 // Option changes how Connect connects.

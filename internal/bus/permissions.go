@@ -25,6 +25,9 @@ func PermissionsOf(c subjects.Caller) Permissions {
 	p := &Permissions{Subscribe: []string{c.Inbox() + ".>"}}
 	p.events(c)
 	p.calls(c)
+	if hearsServing(c) {
+		p.sub(subjects.Serving("*"))
+	}
 	switch c.Role {
 	case subjects.RoleService:
 		p.service(c)
@@ -103,7 +106,7 @@ func (p *Permissions) serves(service string, c subjects.Caller) {
 
 func (p *Permissions) service(c subjects.Caller) {
 	p.serves(c.Service, c)
-	p.pub("$JS.API.INFO")
+	p.pub("$JS.API.INFO", subjects.Serving(c.Service))
 	for _, d := range subjects.Consumers {
 		if d.Owner == c.Service {
 			name := d.Stream + "." + d.Durable

@@ -146,6 +146,11 @@ func publishes() map[string]want {
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "in")] = role(subjects.RoleFrontend)
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "peek")] = only()
 	w[subjects.BoxFrames(acmeWeb, "d1")] = func(c subjects.Caller) bool { return c.Role == subjects.RoleHost || c == subjects.Service("identity") }
+	// that a service serves: itself alone
+	for _, s := range subjects.Services {
+		w[subjects.Serving(s)] = service(s)
+	}
+	w[subjects.Serving("host")] = only()
 	// inboxes: identity answers the durable door; nobody writes to a service unasked
 	w[acmeWeb.Inbox()+".x"] = service("identity")
 	w[subjects.Service("scheduler").Inbox()+".x"] = only()
@@ -239,15 +244,18 @@ func TestSubscribePermissionsOfTheWholeCatalogue(t *testing.T) {
 	table := map[string]want{
 		">": only(), "berth.v1.>": only(), "_INBOX.>": only(), "$KV.>": only(), "$JS.API.>": only(), "$SYS.>": only(),
 		"berth.v1.request.acme.web.open": only(), "berth.v1.request.>": only(), "berth.v1.rpc.>": only(),
-		"berth.v1.session.acme.*.*":     only(acmeWeb, operator),
-		"berth.v1.session.*.*.*":        only(operator),
-		"berth.v1.audit.*.*.*":          only(operator),
-		"berth.v1.audit.identity.*.*":   only(operator),
-		"berth.v1.box.*.*.open":         role(subjects.RoleHost),
-		"berth.v1.box.*.*.in":           role(subjects.RoleHost),
-		"berth.v1.box.>":                only(),
-		"$JS.EVENT.ADVISORY.>":          only(operator, subjects.Keeper()),
-		"berth.v1.timer.due.*.*.*":      only(operator),
+		"berth.v1.session.acme.*.*":   only(acmeWeb, operator),
+		"berth.v1.session.*.*.*":      only(operator),
+		"berth.v1.audit.*.*.*":        only(operator),
+		"berth.v1.audit.identity.*.*": only(operator),
+		"berth.v1.box.*.*.open":       role(subjects.RoleHost),
+		"berth.v1.box.*.*.in":         role(subjects.RoleHost),
+		"berth.v1.box.>":              only(),
+		"$JS.EVENT.ADVISORY.>":        only(operator, subjects.Keeper()),
+		"berth.v1.timer.due.*.*.*":    only(operator),
+		"berth.v1.serving.*": func(c subjects.Caller) bool {
+			return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c == operator
+		},
 		"$JS.API.CONSUMER.MSG.NEXT.*.*": only(),
 	}
 	for _, c := range all {

@@ -41,9 +41,10 @@ type Service struct {
 	fails atomic.Int64
 	log   *slog.Logger
 
-	mu      sync.Mutex
-	stopped bool
-	retries map[string]*Consumer // by durable name
+	mu       sync.Mutex
+	stopped  bool
+	announce func()               // ends the announcements; nil without any
+	retries  map[string]*Consumer // by durable name
 }
 
 // Request is one call as its handler sees it. The caller comes from the
@@ -105,6 +106,13 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 		if i > 0 {
 			endpoint += "-frontend"
 		}
+		opts := []micro.EndpointOpt{micro.WithEndpointSubject(subject), micro.WithEndpointMetadata(map[string]string{"doc": m.Doc})}
+		if subjects.Leader(s.cfg.Name) {
+			// No queue group: a leader that was paused is still subscribed, and
+			// would be given half of its successor's requests. Whoever does not
+			// lead says so, and its answer does not count.
+			opts = append(opts, micro.WithEndpointQueueGroupDisabled())
+		}
 		err := s.micro.AddEndpoint(endpoint, micro.HandlerFunc(func(r micro.Request) {
 			slots <- struct{}{}
 			if !s.begin() {
@@ -119,7 +127,7 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 				defer func() { <-slots }()
 				s.answer(r, name, h)
 			}()
-		}), micro.WithEndpointSubject(subject), micro.WithEndpointMetadata(map[string]string{"doc": m.Doc}))
+		}), opts...)
 		if err != nil {
 			return errs.E("serve", errkind.Internal, s.cfg.Name+"."+method, err)
 		}
@@ -144,6 +152,9 @@ func (s *Service) answer(r micro.Request, name string, h func(context.Context, R
 	ctx, span := obs.Start(obs.Extract(ctx, header), "serve "+name, trace.WithSpanKind(trace.SpanKindServer))
 	began := time.Now()
 	body, err := s.run(ctx, req, r.Data(), h)
+	if err != nil && subjects.Leader(s.cfg.Name) && s.stops() {
+		err = errs.E(name, errkind.NotLeader, "", err) // the next leader answers
+	}
 	obs.End(span, err)
 	recordServed(ctx, name, began, err)
 	msg := &nats.Msg{Subject: r.Reply(), Data: body}
@@ -195,13 +206,46 @@ func (s *Service) begin() bool {
 	return true
 }
 
+func (s *Service) stops() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped
+}
+
+// Announce says that the service serves now, so that calls which an earlier
+// replica left without an answer are sent again; call it when every method is
+// handled. It says so again after each reconnect until Stop, because what was
+// under way over the lost connection has no answer either. An error means
+// that the connection is away at this moment: the reconnect makes up for it.
+func (s *Service) Announce() error {
+	if self := s.conn.self; self.Role != subjects.RoleService || self.Service != s.cfg.Name {
+		return errs.E("announce", errkind.Denied, s.cfg.Name, fmt.Sprintf("%s is another identity", self))
+	}
+	subject := subjects.Serving(s.cfg.Name)
+	say := func() error { return s.conn.nc.Publish(subject, nil) }
+	s.mu.Lock()
+	if s.announce == nil && !s.stopped {
+		s.announce = s.conn.onReconnect(func() { _ = say() }) // fails only if the connection is away again
+	}
+	s.mu.Unlock()
+	if err := say(); err != nil {
+		return s.conn.failed("announce "+s.cfg.Name, subject, err)
+	}
+	return nil
+}
+
 // Stop takes no new requests, waits for those that run until ctx ends, and
 // then cancels them.
 func (s *Service) Stop(ctx context.Context) error {
 	err := errors.Join(s.micro.Stop(), s.conn.nc.FlushTimeout(5*time.Second))
 	s.mu.Lock()
 	s.stopped = true
+	quiet := s.announce
+	s.announce = nil
 	s.mu.Unlock()
+	if quiet != nil {
+		quiet()
+	}
 	done := make(chan struct{})
 	go func() { s.work.Wait(); close(done) }()
 	select {

@@ -1,6 +1,7 @@
 package subjects
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/schemas/ids"
@@ -49,6 +50,13 @@ func Usage(t ids.Tenant, s ids.SessionKey) string {
 
 // Dead is where a service puts what it could not handle.
 func Dead(service string) string { return Prefix + "dead." + tok(service) }
+
+// leaders are the services of which one replica at a time answers.
+var leaders = []string{"scheduler"}
+
+// Leader reports whether of a service's replicas only the leader answers: a
+// call of it waits until there is one.
+func Leader(service string) bool { return slices.Contains(leaders, service) }
 
 // Serving is where a service says that one of its replicas has begun to serve: whoever waits for an
 // answer of one before asks again. A plain message without a body, not stored.

@@ -129,6 +129,9 @@ func (s *service) begin(starting, ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, s.rpc.Stop(starting))
 	}
+	if aerr := s.rpc.Announce(); aerr != nil {
+		s.log.Warn("cannot say that credentials serves", "error", aerr)
+	}
 	var life context.Context
 	life, s.stop = context.WithCancel(ctx)
 	go s.keepTime(life)

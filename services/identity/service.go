@@ -49,6 +49,9 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	s.audit = auditlog.New(conn, log)
 	err = s.openDoors(ctx, cfg)
 	if err == nil {
+		if aerr := s.rpc.Announce(); aerr != nil {
+			log.Warn("cannot say that identity serves", "error", aerr)
+		}
 		ready()
 		<-ctx.Done()
 	}

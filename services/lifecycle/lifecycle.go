@@ -86,6 +86,9 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 		return err
 	}
 	defer stopConsumers()
+	if err := micro.Announce(); err != nil {
+		log.Warn("cannot say that lifecycle serves", "error", err)
+	}
 	if ready != nil {
 		ready()
 	}
