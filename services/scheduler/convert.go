@@ -214,7 +214,7 @@ func manifestOf(m *corev1.Manifest) core.ManifestInfo {
 }
 
 func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
-	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(s.Terms), Manifest: s.Manifest,
+	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(*s.Terms), Manifest: s.Manifest,
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
 		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.Dirty, Restore: snapshotWanted(s)}
 	if d, ok := ctx.Deadline(); ok {
@@ -240,17 +240,17 @@ func sleepRequest(s *core.Session) *hostv1.SleepRequest {
 }
 
 func ownedSession(s *core.Session) *schedulerv1.OwnedSession {
-	return &schedulerv1.OwnedSession{Session: sessionRef(s), State: s.State, Manifest: s.Manifest, Terms: protoTerms(s.Terms),
+	return &schedulerv1.OwnedSession{Session: sessionRef(s), State: s.State, Manifest: s.Manifest, Terms: protoTerms(*s.Terms),
 		LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index), SessionName: s.Name}
 }
 
 func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 	out := &schedulerv1.SessionRecord{Session: sessionRef(s), State: s.State, Revision: s.Revision, Host: s.Host.String(),
-		Manifest: s.Manifest, Terms: protoTerms(s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
+		Manifest: s.Manifest, Terms: protoTerms(*s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
 		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
 		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf)}
 	if whole {
-		out.LastWake = protoTiming(s.LastWake)
+		out.LastWake = protoTiming(lastWake(s))
 	}
 	return out
 }
@@ -260,4 +260,12 @@ func deletedRecord(t *core.Tombstone) *schedulerv1.SessionRecord {
 		Session: protoRef(t.Tenant, core.Ref{Session: t.Key, Generation: t.Generation, Epoch: t.Epoch}),
 		State:   core.Deleted, Revision: t.Revision, Actor: protoActor(t.Actor), SessionName: t.Name, ChangedAt: protoTime(t.At),
 	}
+}
+
+// lastWake is the timing of the wake that made a session active.
+func lastWake(s *core.Session) core.Timing {
+	if s.LastWake == nil {
+		return core.Timing{}
+	}
+	return *s.LastWake
 }

@@ -199,10 +199,10 @@ func (l *leader) report(ctx context.Context, r bus.Request, req *schedulerv1.Rep
 	}
 	var terms core.Terms
 	if s := l.session(ref.Session); s != nil {
-		terms = s.Terms
+		terms = *s.Terms
 	}
 	out, err := l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason,
-		Alive: l.candidates([]ids.SessionKey{ref.Session}, terms)}})
+		Candidates: l.candidates([]ids.SessionKey{ref.Session}, terms)}})
 	if err != nil {
 		return nil, errs.Wrap(op, ref.Session.String(), err)
 	}

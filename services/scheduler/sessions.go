@@ -31,7 +31,7 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 	defer forget()
 	for {
 		changed, release := l.rep.Changed(l.canonical(o.Keys))
-		o.Alive = l.candidates(o.Keys, o.Terms)
+		o.Candidates = l.candidates(o.Keys, o.Terms)
 		out, err := l.apply(ctx, core.Entry{Open: o})
 		if err == nil && !out.Wait {
 			release()
@@ -86,14 +86,14 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 		if moved = s.Epoch != rec.Epoch; moved {
 			return
 		}
-		reply.State, reply.Terms, reply.ImageDigest = s.State, protoTerms(s.Terms), s.ImageDigest
+		reply.State, reply.Terms, reply.ImageDigest = s.State, protoTerms(*s.Terms), s.ImageDigest
 		switch {
 		case rec.Origin == corev1.Origin_ORIGIN_JOINED:
 			reply.Timing = protoTiming(core.Timing{Total: time.Since(at), Steps: []core.Step{{Name: "scheduler.apply_renewed", Took: time.Since(at)}}})
 		case replayed:
-			reply.Timing = protoTiming(s.LastWake)
+			reply.Timing = protoTiming(lastWake(s))
 		default:
-			reply.Timing = protoTiming(answered(s.LastWake, time.Since(at)))
+			reply.Timing = protoTiming(answered(lastWake(s), time.Since(at)))
 		}
 	})
 	if moved {

@@ -114,7 +114,7 @@ func (l *leader) wakeFailed(ctx context.Context, s *core.Session, ref core.Ref, 
 	}
 	l.log.Warn("wake failed", "session", s.Key, "host", s.Host, "epoch", s.Epoch, "retry", retry, "reason", f.Reason)
 	_, err := l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: f, Retry: retry,
-		Alive: l.candidates([]ids.SessionKey{s.Key}, s.Terms)}})
+		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
 	return err
 }
 
@@ -140,7 +140,7 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 	}
 	if gone(err) {
 		_, err = l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: ref, Host: s.Host, Reason: "the host has no sandbox of it",
-			Alive: l.candidates([]ids.SessionKey{s.Key}, s.Terms)}})
+			Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
 		return err
 	}
 	if errs.Is(err, errkind.Unsaved) {
@@ -165,7 +165,7 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 		return err
 	}
 	out, err := l.apply(ctx, core.Entry{Slept: &core.Slept{Ref: ref, Manifest: manifestOf(resp.GetManifest()),
-		Timing: timingOf(resp.GetTiming()), Alive: l.candidates([]ids.SessionKey{s.Key}, s.Terms)}})
+		Timing: timingOf(resp.GetTiming()), Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
 	if err == nil && out.Refused != nil {
 		l.m.fenced(ctx, "slept")
 		if out.Refused.Kind == errkind.Conflict {
@@ -179,7 +179,7 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 // disk, since an open waits: the session wakes from that disk, and nothing is lost.
 func (l *leader) wakeUnsaved(ctx context.Context, s *core.Session, why string) error {
 	out, err := l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: refOf(s), Host: s.Host, Reason: why,
-		Alive: l.candidates([]ids.SessionKey{s.Key}, s.Wake.Terms)}})
+		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)}})
 	if err == nil && out.Refused != nil {
 		l.m.fenced(ctx, "exited")
 	}
@@ -264,7 +264,7 @@ func (l *leader) stepPlace(ctx context.Context, s *core.Session, tries int) time
 	case <-time.After(wait):
 	}
 	_, err := l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation,
-		Alive: l.candidates([]ids.SessionKey{s.Key}, s.Wake.Terms)}})
+		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)}})
 	if err != nil {
 		return l.backoff(tries)
 	}

@@ -104,7 +104,7 @@ type Ref struct {
 	Epoch      ids.Epoch      `json:"epoch,omitzero"`
 }
 
-// Open asks for a session to be active. Alive are hosts that may take it, best first.
+// Open asks for a session to be active.
 type Open struct {
 	Actor    Actor            `json:"actor"`
 	Terms    Terms            `json:"terms"`
@@ -115,13 +115,16 @@ type Open struct {
 	Cause    corev1.Cause     `json:"cause,omitempty"`
 	Name     string           `json:"name,omitempty"`
 	Keys     []ids.SessionKey `json:"keys"`
-	Alive    []ids.Host       `json:"alive,omitempty"`
+	// Candidates are what Rank gave; Alive is what older formats had instead.
+	Candidates []Candidate `json:"candidates,omitempty"`
+	Alive      []ids.Host  `json:"alive,omitempty"`
 }
 
 // Place retries the placement of a session whose open waits, or gives it up.
 type Place struct {
 	Session    ids.SessionKey `json:"session"`
 	Generation ids.Generation `json:"generation"`
+	Candidates []Candidate    `json:"candidates,omitempty"`
 	Alive      []ids.Host     `json:"alive,omitempty"`
 	// Why it does not get on, told to the requests when they are given up.
 	Why string `json:"why,omitempty"`
@@ -139,9 +142,10 @@ type Woke struct {
 // WakeFailed tells that the host could not; Retry asks for another placement.
 type WakeFailed struct {
 	Ref
-	Failure Failure    `json:"failure"`
-	Retry   bool       `json:"retry,omitempty"`
-	Alive   []ids.Host `json:"alive,omitempty"`
+	Failure    Failure     `json:"failure"`
+	Retry      bool        `json:"retry,omitempty"`
+	Candidates []Candidate `json:"candidates,omitempty"`
+	Alive      []ids.Host  `json:"alive,omitempty"`
 }
 
 // SleepCmd asks for a session to sleep. Generation and epoch, when set, must match.
@@ -154,6 +158,8 @@ type SleepCmd struct {
 	Reason     string           `json:"reason,omitempty"`
 	Request    ids.RequestID    `json:"request,omitempty"`
 	Hash       []byte           `json:"hash,omitempty"`
+	// Force: also when it is in use. Only of a drain at its deadline.
+	Force bool `json:"force,omitempty"`
 }
 
 // ManifestInfo describes a committed disk.
@@ -181,7 +187,10 @@ type Slept struct {
 	Ref
 	Manifest ManifestInfo `json:"manifest,omitzero"`
 	Timing   Timing       `json:"timing,omitzero"`
-	Alive    []ids.Host   `json:"alive,omitempty"`
+	// Until is how long a handoff that follows is tried.
+	Until      Time        `json:"until,omitempty"`
+	Candidates []Candidate `json:"candidates,omitempty"`
+	Alive      []ids.Host  `json:"alive,omitempty"`
 }
 
 // SleepRefused tells that the session is in use (or was taken back in time).
@@ -228,9 +237,10 @@ func (r *Removed) confirms(h, last ids.Host) bool {
 // Exited tells that the compute is gone though nobody stopped it.
 type Exited struct {
 	Ref
-	Host   ids.Host   `json:"host"`
-	Reason string     `json:"reason,omitempty"`
-	Alive  []ids.Host `json:"alive,omitempty"`
+	Host       ids.Host    `json:"host"`
+	Reason     string      `json:"reason,omitempty"`
+	Candidates []Candidate `json:"candidates,omitempty"`
+	Alive      []ids.Host  `json:"alive,omitempty"`
 }
 
 // Delayed tells that no compute is left but that the disk cannot be saved yet; the sleep goes on.
@@ -324,6 +334,9 @@ type Outcome struct {
 	Events    int // emitted
 	// Sessions that changed.
 	Touched []ids.SessionKey
+	// Of a removed host: sessions that go back to their last snapshot, and those
+	// that have none and failed.
+	Rewound, Lost []Ref
 }
 
 func refuse(kind errkind.Kind, format string, args ...any) Outcome {

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/berth-dev/berth/schemas/errkind"
-	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // join records a host and its boot. Its sessions stay as they are: the host
@@ -79,12 +78,12 @@ func (x *tx) exited(c *Exited) Outcome {
 	if old.State != Active && old.State != Sleeping {
 		return Outcome{Session: old}
 	}
-	return x.displace(x.edit(old), c.Reason, c.Alive)
+	return x.displace(x.edit(old), c.Reason, x.named(c.Candidates, c.Alive))
 }
 
 // displace leaves a durable session asleep with its newest files on the disk
 // of its host, and fails an ephemeral one.
-func (x *tx) displace(s *Session, reason string, alive []ids.Host) Outcome {
+func (x *tx) displace(s *Session, reason string, alive []Candidate) Outcome {
 	if s.Terms.Ephemeral {
 		x.move(s, tLost)
 		x.emit(s, Displaced, func(e *Event) { e.Reason = reason })
@@ -95,7 +94,7 @@ func (x *tx) displace(s *Session, reason string, alive []ids.Host) Outcome {
 	x.move(s, tDisplaced)
 	s.Sleep, s.Dirty = nil, true
 	x.emit(s, Displaced, func(e *Event) { e.Reason = reason })
-	x.emit(s, FellAsleep, func(e *Event) { e.Manifest, e.Reason, e.Terms = s.Manifest, reason, &s.Terms })
+	x.emit(s, FellAsleep, func(e *Event) { e.Manifest, e.Reason, e.Terms = s.Manifest, reason, s.Terms })
 	if x.v >= movesSince {
 		x.settle(s, VerbClose, failWith(errkind.Unsaved, "it sleeps, but not all that was written is saved: "+reason))
 	} else {

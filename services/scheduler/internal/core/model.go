@@ -125,8 +125,8 @@ type Wake struct {
 	Attempt  int           `json:"attempt,omitempty"`
 	// Why it could not be placed, when it could not.
 	Unplaced string `json:"unplaced,omitempty"`
-	// Terms that apply once it is placed.
-	Terms Terms `json:"terms"`
+	// Terms that apply once it is placed; never nil, never changed.
+	Terms *Terms `json:"terms"`
 }
 
 // Sleep is a sleep under way.
@@ -134,6 +134,12 @@ type Sleep struct {
 	Reason    string `json:"reason,omitempty"`
 	IdleSince Time   `json:"idle_since,omitempty"`
 	Pause     bool   `json:"pause,omitempty"`
+	// Force: the host is not asked whether it is in use.
+	Force bool `json:"force,omitempty"`
+	// Handoff: once asleep it wakes on another host.
+	Handoff bool `json:"handoff,omitempty"`
+	// Save: there is no compute; the host saves what was left unsaved on the disk.
+	Save bool `json:"save,omitempty"`
 }
 
 // Deletion is a delete under way.
@@ -160,31 +166,42 @@ type Session struct {
 	Generation ids.Generation   `json:"generation"`
 	Epoch      ids.Epoch        `json:"epoch,omitzero"`
 	Revision   uint64           `json:"revision"`
-	// Host holds the newest disk, and the compute if there is any.
+	// Host owns the current epoch: it has the compute, if there is any. Empty
+	// once the session was moved off a host, until it is placed.
 	Host ids.Host `json:"host,omitempty"`
+	// Newest is the host whose disk has what is not in the store: set while Dirty.
+	Newest ids.Host `json:"newest,omitempty"`
+	// Left is compute of earlier epochs that may still run.
+	Left []Left `json:"left,omitempty"`
+	// From is the host that it is handed over from, until it is active again.
+	From ids.Host `json:"from,omitempty"`
 	// Holders may have an image of this generation, Host among them; see holders.
 	Holders     []ids.Host `json:"holders,omitempty"`
 	Boot        string     `json:"boot,omitempty"`
 	Manifest    string     `json:"manifest,omitempty"`
 	ImageDigest string     `json:"image,omitempty"`
 	LastActive  ids.Epoch  `json:"last_active,omitzero"`
-	// Dirty: it was active and what it wrote after Manifest is on its host's disk only.
+	// Dirty: it was active and what it wrote after Manifest is on the disk of Newest only.
 	Dirty bool `json:"dirty,omitempty"`
 	// Restore is what the next wake brings back instead of Manifest. It is set
 	// only while nothing is unsaved.
 	Restore *Rewind `json:"restore,omitempty"`
 	// Rewound: Manifest brought a snapshot of then back, and no wake has said so yet.
-	Rewound      Time          `json:"rewound,omitempty"`
+	Rewound Time `json:"rewound,omitempty"`
+	// Behind: what was written after Manifest is lost, and no wake has said so yet.
+	Behind bool `json:"behind,omitempty"`
+	// SavedAt is when the head moved.
+	SavedAt      Time          `json:"saved,omitempty"`
 	NeedsStop    bool          `json:"needs_stop,omitempty"`
 	Actor        Actor         `json:"actor"`
-	Terms        Terms         `json:"terms"`
+	Terms        *Terms        `json:"terms"` // never nil, never changed
 	Wake         *Wake         `json:"wake,omitempty"`
 	Sleep        *Sleep        `json:"sleep,omitempty"`
 	Deletion     *Deletion     `json:"deletion,omitempty"`
 	Pending      []Pending     `json:"pending,omitempty"`
 	Origin       corev1.Origin `json:"origin,omitempty"`
 	RestoredAsOf Time          `json:"restored,omitempty"`
-	LastWake     Timing        `json:"last_wake,omitzero"`
+	LastWake     *Timing       `json:"last_wake,omitempty"` // its steps until it sleeps
 	Failure      *Failure      `json:"failure,omitempty"`
 	CreatedAt    Time          `json:"created"`
 	ChangedAt    Time          `json:"changed"`
@@ -234,14 +251,38 @@ type Host struct {
 	Lost     bool              `json:"lost,omitempty"`
 	// CPU may be promised this many percent; memory never more than there is.
 	CPUPercent uint32 `json:"cpu_percent,omitempty"`
+	// Likewise processes and disk space; 0: they are not counted.
+	PIDsPercent uint32 `json:"pids_percent,omitempty"`
+	DiskPercent uint32 `json:"disk_percent,omitempty"`
+	// DrainDeadline is when awake sessions are put to sleep though they are busy.
+	DrainDeadline Time `json:"drain_deadline,omitempty"`
+	// Drained: draining, and it was told that nothing is left there.
+	Drained bool `json:"drained,omitempty"`
+}
+
+// Left is compute of an earlier epoch that may still run on a host: it counts
+// as used until the host says that it does not, or is lost.
+type Left struct {
+	Host   ids.Host  `json:"h"`
+	Epoch  ids.Epoch `json:"e"`
+	Limits Limits    `json:"l"`
+}
+
+// Pair is a session and one thing that it left.
+type Pair struct {
+	Session *Session
+	Left    Left
 }
 
 // Usage is what sessions hold of a host.
 type Usage struct {
 	MemoryBytes uint64
 	CPUMillis   uint64
-	Sessions    int // whose disk is there
-	Held        int // with compute
+	PIDs        uint64
+	DiskBytes   uint64
+	Sessions    int // whose owner it is
+	Held        int // with compute, or that may have left some
+	Unsaved     int // whose newest files are there alone
 }
 
 // Tombstone remembers a deleted session.
@@ -331,6 +372,9 @@ type Event struct {
 	Terms        *Terms         `json:"terms,omitempty"`
 	Failure      *Failure       `json:"failure,omitempty"`
 	RetryUntil   Time           `json:"retry_until,omitempty"`
+	Plan         *Plan          `json:"plan,omitempty"`    // of placed
+	From         ids.Host       `json:"from,omitempty"`    // of active: handed over from
+	Handoff      bool           `json:"handoff,omitempty"` // of displaced: it wakes without being asked
 	Boot         string         `json:"boot,omitempty"`
 	Tiers        []corev1.Tier  `json:"tiers,omitempty"`
 	Capacity     Limits         `json:"capacity,omitzero"`

@@ -96,7 +96,7 @@ func (x *tx) alias(s *Session, keys []ids.SessionKey) *Session {
 func (x *tx) create(o *Open) Outcome {
 	s := &Session{
 		Tenant: o.Actor.Tenant, Key: o.Keys[0], Name: o.Name, State: Unknown,
-		Generation: x.generation(), Actor: o.Actor, Terms: o.Terms, CreatedAt: x.now,
+		Generation: x.generation(), Actor: o.Actor, Terms: &o.Terms, CreatedAt: x.now,
 	}
 	if t := x.s.Tombstone(o.Keys...); t != nil {
 		s.Revision = t.Revision
@@ -107,7 +107,7 @@ func (x *tx) create(o *Open) Outcome {
 	if out != nil {
 		return *out
 	}
-	x.place(s, o.Alive)
+	x.place(s, x.named(o.Candidates, o.Alive))
 	x.put(s)
 	return Outcome{Session: s, Record: r}
 }
@@ -120,7 +120,7 @@ func (x *tx) ask(s *Session, o *Open) Outcome {
 	if out != nil {
 		return *out
 	}
-	x.place(s, o.Alive)
+	x.place(s, x.named(o.Candidates, o.Alive))
 	x.put(s)
 	return Outcome{Session: s, Record: r}
 }
@@ -158,7 +158,7 @@ func (x *tx) admit(s *Session, o *Open) (*Record, *Outcome) {
 	if out != nil {
 		return nil, out
 	}
-	s.Wake = &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: o.Terms}
+	s.Wake = &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: &o.Terms}
 	s.Actor = o.Actor
 	x.emit(s, Admitted, func(e *Event) {
 		e.Actor, e.Terms, e.Request, e.Cause, e.Name = &o.Actor, &o.Terms, o.Request, o.Cause, s.Name
@@ -169,7 +169,7 @@ func (x *tx) admit(s *Session, o *Open) (*Record, *Outcome) {
 func (x *tx) renew(s *Session, o *Open) Outcome {
 	x.move(s, tRenew)
 	s.RenewedAt = x.now
-	x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = o.Request, &s.Terms })
+	x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = o.Request, s.Terms })
 	x.put(s)
 	r := x.remember(Record{Session: s.Key, Verb: VerbOpen, ID: o.Request, Hash: o.Hash, Done: true,
 		Generation: s.Generation, Epoch: s.Epoch, Host: s.Host, State: s.State,
@@ -190,7 +190,7 @@ func (x *tx) replace(p *Place) Outcome {
 	if s.Wake.Deadline != 0 && s.Wake.Deadline <= x.now {
 		x.giveUp(s, p.Why)
 	} else if s.State != Sleeping {
-		x.place(s, p.Alive)
+		x.place(s, x.named(p.Candidates, p.Alive))
 	}
 	x.put(s)
 	return Outcome{Session: s}

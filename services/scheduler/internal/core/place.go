@@ -21,7 +21,7 @@ func (s *State) Candidates(sess *Session, t Terms, alive func(ids.Host) bool) []
 			continue
 		}
 		own := sess != nil && sess.Host == h.ID
-		if own || len(s.hosts) <= MaxCandidates || s.unfit(sess, t, h, EntryVersion) == "" {
+		if own || len(s.hosts) <= MaxCandidates || s.unfit(sess, &t, h, EntryVersion) == "" {
 			out = append(out, h.ID)
 		}
 	}
@@ -51,7 +51,7 @@ func (s *State) free(h ids.Host) uint64 {
 
 // unfit says in words why a host may not take a session; empty when it may. v
 // is the format of the entry that asks.
-func (s *State) unfit(sess *Session, t Terms, h *Host, v int) string {
+func (s *State) unfit(sess *Session, t *Terms, h *Host, v int) string {
 	u := s.usage[h.ID]
 	cpu := uint64(h.Capacity.CPUMillis) * uint64(max(h.CPUPercent, 100)) / 100
 	switch {
@@ -79,12 +79,12 @@ func (s *State) unfit(sess *Session, t Terms, h *Host, v int) string {
 }
 
 // place gives a waiting session a host and an epoch, or notes why it cannot.
-func (x *tx) place(s *Session, alive []ids.Host) {
+func (x *tx) place(s *Session, named []Candidate) {
 	t := tPlace
 	if s.State == Waking {
 		t = tReplaceHost
 	}
-	host, why := x.choose(s, alive)
+	host, why := x.choose(s, hostsOf(named))
 	if host == nil {
 		x.unplaceable(s, why)
 		return
@@ -165,7 +165,7 @@ func (x *tx) unplaceable(s *Session, why string) {
 	}
 }
 
-func tierName(t Terms) string {
+func tierName(t *Terms) string {
 	return strings.ToLower(strings.TrimPrefix(t.Tier.String(), "TIER_"))
 }
 

@@ -54,6 +54,9 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 // ReasonPause makes a sleep end as paused.
 const ReasonPause = "pause"
 
+// ReasonDrain is that of a sleep that hands a session over.
+const ReasonDrain = "drain"
+
 // slack keeps a timer that fires a little early from missing its session.
 func slack(idle time.Duration) time.Duration { return min(idle/10, 2*time.Second) }
 
@@ -109,7 +112,7 @@ func (x *tx) slept(c *Slept) Outcome {
 	}
 	s := x.edit(old)
 	if s.Terms.Ephemeral { // never put to sleep, so its host has lost it
-		return x.displace(s, "the host has no sandbox of it", c.Alive)
+		return x.displace(s, "the host has no sandbox of it", x.named(c.Candidates, c.Alive))
 	}
 	if c.Manifest.ID != "" {
 		if out := moveHead(s, c.Manifest); out != nil {
@@ -127,14 +130,14 @@ func (x *tx) slept(c *Slept) Outcome {
 	x.move(s, t)
 	s.Sleep, s.Dirty = nil, c.Manifest.ID == ""
 	x.emit(s, FellAsleep, func(e *Event) {
-		e.Manifest, e.Reason, e.Timing, e.Terms = s.Manifest, sl.Reason, c.Timing, &s.Terms
+		e.Manifest, e.Reason, e.Timing, e.Terms = s.Manifest, sl.Reason, c.Timing, s.Terms
 	})
 	if sl.Pause {
 		x.emit(s, WasPaused, func(e *Event) { e.Reason = sl.Reason })
 	}
 	x.settle(s, VerbClose, asIs)
 	if s.Wake != nil {
-		x.place(s, c.Alive)
+		x.place(s, x.named(c.Candidates, c.Alive))
 	}
 	x.put(s)
 	return Outcome{Session: s}
@@ -174,7 +177,7 @@ func (x *tx) sleepRefused(c *SleepRefused) Outcome {
 	s.Sleep, s.BusySince = nil, c.BusySince
 	if w := s.Wake; w != nil {
 		s.Wake, s.RenewedAt = nil, x.now
-		x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = w.Request, &s.Terms })
+		x.emit(s, Renewed, func(e *Event) { e.Request, e.Terms = w.Request, s.Terms })
 		x.settle(s, VerbOpen, func(r *Record) { r.Origin = corev1.Origin_ORIGIN_JOINED })
 	}
 	x.settle(s, VerbClose, func(r *Record) { r.BusySince = c.BusySince })

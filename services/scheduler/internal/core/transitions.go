@@ -40,6 +40,8 @@ const (
 	HostJoined   EventKind = "joined"
 	HostIsLost   EventKind = "lost"
 	HostDraining EventKind = "draining"
+	HostDrained  EventKind = "drained" // nothing of it is left there
+	HostRemoved  EventKind = "removed"
 )
 
 // CommandKind names work outside the state machine.
@@ -53,6 +55,8 @@ const (
 	HostDelete CommandKind = "host.delete"
 	Revoke     CommandKind = "credentials.revoke"
 	Retry      CommandKind = "place again"
+	// HostClear removes compute of an earlier epoch; see Left.
+	HostClear CommandKind = "host.sleep (force, earlier epoch)"
 )
 
 // Transition is one declared way for a session to change.

@@ -24,7 +24,7 @@ func (x *tx) woke(w *Woke) Outcome {
 	s := x.edit(old)
 	x.move(s, tActivate)
 	s.LastActive, s.Dirty, s.NeedsStop = s.Epoch, false, false
-	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, w.Timing
+	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, &w.Timing
 	if s.Rewound != 0 && w.Origin == corev1.Origin_ORIGIN_RESUMED { // an earlier try brought it back
 		s.Origin, s.RestoredAsOf = corev1.Origin_ORIGIN_RESTORED, s.Rewound
 	}
@@ -36,8 +36,8 @@ func (x *tx) woke(w *Woke) Outcome {
 	request := s.Wake.Request
 	s.Wake = nil
 	x.emit(s, Activated, func(e *Event) {
-		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, s.LastWake
-		e.Terms, e.Request = &s.Terms, request
+		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
+		e.Terms, e.Request = s.Terms, request
 	})
 	x.settle(s, VerbOpen, func(r *Record) {
 		r.Origin, r.RestoredAsOf = s.Origin, s.RestoredAsOf
@@ -60,7 +60,7 @@ func (x *tx) wakeFailed(w *WakeFailed) Outcome {
 		if w.Failure.Kind == errkind.NoCapacity && x.v >= movesSince {
 			x.avoid = s.Host
 		}
-		x.place(s, w.Alive)
+		x.place(s, x.named(w.Candidates, w.Alive))
 		x.put(s)
 		return Outcome{Session: s}
 	}

@@ -48,7 +48,7 @@ func key(n int) ids.SessionKey {
 func openEntry(n int) core.Entry {
 	return core.Entry{Now: 1, Open: &core.Open{Actor: core.Actor{Tenant: "acme", Issuer: "https://issuer", Subject: fmt.Sprint("u", n), Frontend: "web"},
 		Terms:   core.Terms{Plan: "free", Template: "python", Tier: 6, Limits: core.Limits{CPUMillis: 1, MemoryBytes: 1 << 20, PIDs: 512, DiskBytes: 1 << 30}, Idle: time.Minute, Image: "berth-default:1"},
-		Request: ids.NewRequestID(), Hash: make([]byte, 32), Deadline: 1 << 60, Keys: []ids.SessionKey{key(n)}, Alive: []ids.Host{"h1"}}}
+		Request: ids.NewRequestID(), Hash: make([]byte, 32), Deadline: 1 << 60, Keys: []ids.SessionKey{key(n)}, Candidates: []core.Candidate{{Host: "h1"}}}}
 }
 
 // BenchmarkApply reports the time of one apply and the rate with many callers.
