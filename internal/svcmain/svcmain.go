@@ -5,12 +5,16 @@
 package svcmain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -28,6 +32,23 @@ type Program struct {
 	Preflight func() error
 	// Run runs the service until ctx ends.
 	Run func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error
+	// Alone, instead of Run, runs a service that is no user of the bus.
+	Alone func(ctx context.Context, log *slog.Logger, ready func()) error
+}
+
+// Options of one run of a program.
+type Options struct {
+	Config string // configuration file
+	Login  string // bus login file
+	Bus    string // URL, instead of the login's
+	// Instance tells several of one service apart in logs and traces; default: the service's name.
+	Instance string
+	LogLevel string // default info
+	// Metrics is where Prometheus metrics are served: host:port, or unix:/path; empty: nowhere.
+	Metrics   string
+	Telemetry obs.Config
+	// Ready, if set, is called whenever the service is able to serve.
+	Ready func()
 }
 
 // Main runs the program and ends the process with status 1 if it failed.
@@ -39,39 +60,50 @@ func Main(p Program) {
 }
 
 func (p Program) run(args []string) error {
+	var o Options
 	flags := flag.NewFlagSet(p.Name, flag.ExitOnError)
-	config := flags.String("config", "", fmt.Sprintf("configuration file (YAML); see services/%[1]s/%[1]s.example.yaml", p.Name))
-	login := flags.String("login", "", "bus login file (JSON: url, name, nkey_seed)")
-	url := flags.String("bus", "", "URL of the bus, instead of the one in the login file")
-	otlp := flags.String("otlp", "", "where traces and metrics go, for example http://localhost:4317")
+	flags.StringVar(&o.Config, "config", "", fmt.Sprintf("configuration file (YAML); see services/%[1]s/%[1]s.example.yaml", p.Name))
+	flags.StringVar(&o.Login, "login", "", "bus login file (JSON: url, name, nkey_seed)")
+	flags.StringVar(&o.Bus, "bus", "", "URL of the bus, instead of the one in the login file")
+	flags.StringVar(&o.Telemetry.OTLPEndpoint, "otlp", "", "where traces and metrics go, for example http://localhost:4317")
+	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics on /metrics here: host:port, or unix:/path")
 	check := flags.Bool("check", false, "only say whether the configuration is good and this machine can run the service")
 	_ = flags.Parse(args) // ExitOnError
-	if err := svc.LoadConfig(*config, p.Config); err != nil {
+	if *check {
+		return p.check(o)
+	}
+	return p.Serve(o)
+}
+
+// check reads the configuration and says why it cannot work here.
+func (p Program) check(o Options) error {
+	if err := svc.LoadConfig(o.Config, p.Config); err != nil || p.Preflight == nil {
 		return err
 	}
-	if p.Preflight != nil {
-		if err := p.Preflight(); err != nil {
+	return p.Preflight()
+}
+
+// Serve runs the program until SIGINT or SIGTERM.
+func (p Program) Serve(o Options) (err error) {
+	if err := p.check(o); err != nil {
+		return err
+	}
+	var l bus.Login
+	if p.Alone == nil {
+		if l, err = bus.ReadLogin(o.Login); err != nil {
 			return err
 		}
+		l.URL = cmp.Or(o.Bus, l.URL)
 	}
-	if *check {
-		return nil
-	}
-	l, err := bus.ReadLogin(*login)
+	log, err := obs.NewLogger(os.Stderr, obs.LogConfig{Level: o.LogLevel, Format: "json"})
 	if err != nil {
 		return err
 	}
-	if *url != "" {
-		l.URL = *url
-	}
-	return p.serve(l, *otlp)
-}
-
-func (p Program) serve(l bus.Login, otlp string) (err error) {
+	log = log.With("service", cmp.Or(o.Instance, p.Name))
 	ctx, stop := svc.SignalContext(context.Background())
 	defer stop()
-	log := slog.New(slog.NewJSONHandler(os.Stderr, nil)).With("service", p.Name)
-	tel, err := obs.Setup(ctx, p.Name, "", obs.Config{OTLPEndpoint: otlp})
+	o.Telemetry.Prometheus = o.Telemetry.Prometheus || o.Metrics != ""
+	tel, err := obs.Setup(ctx, cmp.Or(o.Instance, p.Name), "", o.Telemetry)
 	if err != nil {
 		return err
 	}
@@ -80,6 +112,25 @@ func (p Program) serve(l bus.Login, otlp string) (err error) {
 		defer cancel()
 		err = errors.Join(err, tel.Shutdown(end))
 	}()
+	stopMetrics, err := serveMetrics(o.Metrics, tel, log)
+	if err != nil {
+		return err
+	}
+	defer stopMetrics()
+	ready := func() {
+		log.Info("ready")
+		if o.Ready != nil {
+			o.Ready()
+		}
+	}
+	if p.Alone != nil {
+		return p.Alone(ctx, log, ready)
+	}
+	return p.connected(ctx, l, log, ready)
+}
+
+// connected runs the service with a connection of its own.
+func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, ready func()) error {
 	starting, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	conn, err := bus.Connect(starting, l, bus.WithLogger(log))
@@ -87,5 +138,32 @@ func (p Program) serve(l bus.Login, otlp string) (err error) {
 		return err
 	}
 	defer conn.Close()
-	return p.Run(ctx, conn, log, func() { log.Info("ready") })
+	return p.Run(ctx, conn, log, ready)
+}
+
+// serveMetrics listens where it is told; a socket that an earlier process left is replaced.
+func serveMetrics(at string, tel *obs.Telemetry, log *slog.Logger) (stop func(), err error) {
+	if at == "" {
+		return func() {}, nil
+	}
+	network, addr := "tcp", at
+	if path, ok := strings.CutPrefix(at, "unix:"); ok {
+		network, addr = "unix", path
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("serve metrics: %w", err)
+		}
+	}
+	l, err := net.Listen(network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", tel.MetricsHandler())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("metrics are not served any more", "error", err)
+		}
+	}()
+	return func() { server.Close() }, nil
 }
