@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/services/credentials"
 	"github.com/berth-dev/berth/services/hostagent"
 	"github.com/berth-dev/berth/services/identity"
+	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
 	"github.com/berth-dev/berth/services/scheduler"
 )
@@ -73,6 +74,19 @@ func (c *Config) SetIdle(d time.Duration) {
 	}
 }
 
+// DevIssuers registers the development issuer of every tenant with identity.
+func (c *Config) DevIssuers() (tenants []ids.Tenant, err error) {
+	for _, t := range c.Tenants {
+		entry, err := devissuer.Entry(c.Keys(), ids.Tenant(t), "default")
+		if err != nil {
+			return nil, err
+		}
+		tenants = append(tenants, ids.Tenant(t))
+		c.Identity.Issuers = append(c.Identity.Issuers, entry)
+	}
+	return tenants, nil
+}
+
 // UseNullDriver keeps sandboxes in memory: every template runs in the tier
 // "null", which has no wall. For trying the control plane and measuring it.
 func (c *Config) UseNullDriver() {
@@ -85,8 +99,8 @@ func (c *Config) UseNullDriver() {
 	}
 }
 
-// complete derives what is empty and refuses what cannot work.
-func (c *Config) complete() error {
+// Complete derives what is empty and refuses what cannot work.
+func (c *Config) Complete() error {
 	abs, err := filepath.Abs(c.Dir)
 	if err != nil || c.Dir == "" {
 		return fmt.Errorf("the state folder %q cannot be used", c.Dir)
@@ -96,7 +110,7 @@ func (c *Config) complete() error {
 		return err
 	}
 	c.Scheduler.Dir = filepath.Join(c.Dir, "scheduler")
-	c.Credentials.KeyDir, c.Identity.KeyDir = c.keys(), c.keys()
+	c.Credentials.KeyDir, c.Identity.KeyDir = c.Keys(), c.Keys()
 	c.Host.Dir = filepath.Join(c.Dir, "host", c.Host.Host)
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
@@ -106,12 +120,12 @@ func (c *Config) complete() error {
 	if err := c.Lifecycle.Policy.Validate(); err != nil {
 		return err
 	}
-	_, err = c.callers()
+	_, err = c.Callers(c.Host.Host)
 	return err
 }
 
-// keys is where services and the development issuer keep their secrets.
-func (c *Config) keys() string { return filepath.Join(c.Dir, "keys") }
+// Keys is where services and the development issuer keep their secrets.
+func (c *Config) Keys() string { return filepath.Join(c.Dir, "keys") }
 
 func splitAddr(addr string) (host string, port int, err error) {
 	host, p, err := net.SplitHostPort(addr)
@@ -124,14 +138,16 @@ func splitAddr(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// callers are the bus identities besides the services: the host and the
+// Callers are the bus identities besides the services: the hosts and the
 // frontends of every development tenant.
-func (c *Config) callers() ([]subjects.Caller, error) {
-	host, err := ids.ParseHost(c.Host.Host)
-	if err != nil {
-		return nil, err
+func (c *Config) Callers(hosts ...string) (out []subjects.Caller, err error) {
+	for _, name := range hosts {
+		host, err := ids.ParseHost(name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, subjects.Host(host))
 	}
-	out := []subjects.Caller{subjects.Host(host)}
 	for _, t := range c.Tenants {
 		tenant, err := ids.ParseTenant(t)
 		if err != nil {

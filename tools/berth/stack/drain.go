@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -14,11 +15,11 @@ import (
 const (
 	drainTime = 45 * time.Second
 	drainers  = 4
+	// stopping is no drain of a host: such a session is not to wake elsewhere.
+	stopping = "stop"
 )
 
-// drain puts every awake session to sleep, as lifecycle would, so that an
-// orderly stop leaves no compute. What does not sleep in time is adopted, or
-// woken with its newest files, at the next start.
+// drain puts every awake session to sleep.
 func (s *stack) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
@@ -28,9 +29,18 @@ func (s *stack) drain(ctx context.Context) {
 		return
 	}
 	defer conn.Close()
+	Drain(ctx, conn, s.log)
+}
+
+// Drain puts every awake session to sleep, as lifecycle would and with its login, so that an
+// orderly stop leaves no compute. What does not sleep in time is adopted, or
+// woken with its newest files, at the next start.
+func Drain(ctx context.Context, conn *bus.Conn, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
 	awake, err := awakeSessions(ctx, conn)
 	if err != nil {
-		s.log.Warn("sessions stay awake", "error", err)
+		log.Warn("sessions stay awake", "error", err)
 		return
 	}
 	work := make(chan *corev1.SessionRef, len(awake))
@@ -43,9 +53,9 @@ func (s *stack) drain(ctx context.Context) {
 		wg.Go(func() {
 			for ref := range work {
 				_, err := bus.Invoke[*schedulerv1.SleepReply](ctx, conn, "scheduler", "sleep", &schedulerv1.SleepRequest{
-					Tenant: ref.GetTenant(), Session: ref.GetSession(), Generation: ref.GetGeneration(), Epoch: ref.GetEpoch(), Reason: "drain"})
+					Tenant: ref.GetTenant(), Session: ref.GetSession(), Generation: ref.GetGeneration(), Epoch: ref.GetEpoch(), Reason: stopping})
 				if err != nil {
-					s.log.Warn("session stays awake", "session", ref.GetSession(), "error", err)
+					log.Warn("session stays awake", "session", ref.GetSession(), "error", err)
 				}
 			}
 		})

@@ -15,15 +15,16 @@ import (
 // leastStore is what the store of disks may take on the smallest machine, in bytes.
 const leastStore = 1 << 30
 
-// declaration is the catalogue's, with a store of disks that leaves half of what is free on this
-// machine: the bus stops altogether when the file system that it is on is full.
-func declaration(dir string) (bus.Declaration, error) {
-	d := bus.Declared(1)
+// Declaration is the catalogue's, with a store of disks that leaves half of what is free on this
+// machine to all replicas together: the bus stops altogether when the file system that it is on is
+// full.
+func Declaration(dir string, replicas int) (bus.Declaration, error) {
+	d := bus.Declared(replicas)
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return d, fmt.Errorf("measure the free space of the state folder: %w", err)
 	}
-	most := max(leastStore, int64(st.Bavail)*st.Bsize/2+taken(filepath.Join(dir, "bus")))
+	most := max(leastStore, (int64(st.Bavail)*st.Bsize/2+taken(filepath.Join(dir, "bus")))/int64(max(replicas, 1)))
 	d.ObjectStores = slices.Clone(subjects.ObjectStores)
 	for i := range d.ObjectStores {
 		d.ObjectStores[i].MaxBytes = min(d.ObjectStores[i].MaxBytes, most)

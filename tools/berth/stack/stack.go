@@ -55,13 +55,13 @@ type stack struct {
 // Run runs everything until ctx ends, then puts active sessions to sleep and
 // stops in order. ready is called once everything serves.
 func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Info)) error {
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		return err
 	}
 	if err := preflight(cfg); err != nil {
 		return err
 	}
-	unlock, err := lock(cfg.Dir)
+	unlock, err := Lock(cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func preflight(cfg Config) error {
 	return hostagent.Preflight(cfg.Host)
 }
 
-// lock takes the state folder for this process.
-func lock(dir string) (unlock func(), err error) {
+// Lock takes the state folder for this process.
+func Lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state folder: %w", err)
 	}
@@ -114,7 +114,7 @@ func lock(dir string) (unlock func(), err error) {
 
 // foundation starts telemetry and the bus.
 func (s *stack) foundation(ctx context.Context) (err error) {
-	if err := os.Remove(filepath.Join(s.cfg.Dir, infoFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := RemoveInfo(s.cfg.Dir); err != nil {
 		return err
 	}
 	if s.tele, err = obs.Setup(ctx, "berth-up", "0.1.0", s.cfg.Telemetry); err != nil {
@@ -127,11 +127,11 @@ func (s *stack) foundation(ctx context.Context) (err error) {
 	if port == 0 {
 		port = -1
 	}
-	callers, err := s.cfg.callers()
+	callers, err := s.cfg.Callers(s.cfg.Host.Host)
 	if err != nil {
 		return err
 	}
-	decl, err := declaration(s.cfg.Dir)
+	decl, err := Declaration(s.cfg.Dir, 1)
 	if err != nil {
 		return err
 	}
@@ -142,14 +142,9 @@ func (s *stack) foundation(ctx context.Context) (err error) {
 // services in order of start; each is ready before the next begins.
 func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 	cfg := s.cfg
-	var tenants []ids.Tenant
-	for _, t := range cfg.Tenants {
-		entry, err := devissuer.Entry(cfg.keys(), ids.Tenant(t), "default")
-		if err != nil {
-			return nil, err
-		}
-		tenants = append(tenants, ids.Tenant(t))
-		cfg.Identity.Issuers = append(cfg.Identity.Issuers, entry)
+	tenants, err := cfg.DevIssuers()
+	if err != nil {
+		return nil, err
 	}
 	cfg.Scheduler.Log = s.log
 	host, err := ids.ParseHost(cfg.Host.Host)
@@ -175,7 +170,7 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 	logger := func(name string) *slog.Logger { return s.log.With("service", name) }
 	return []svc.Service{
 		svc.Func("devissuer", func(ctx context.Context, ready func()) error {
-			return devissuer.Run(ctx, devissuer.Config{Dir: cfg.keys(), Tenants: tenants}, logger("devissuer"), ready)
+			return devissuer.Run(ctx, devissuer.Config{Dir: cfg.Keys(), Tenants: tenants}, logger("devissuer"), ready)
 		}),
 		svc.Func("scheduler", func(ctx context.Context, ready func()) error {
 			cfg := cfg.Scheduler
@@ -199,7 +194,7 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 
 // serve runs the services until ctx ends, then lets sessions sleep first.
 func (s *stack) serve(ctx context.Context, services []svc.Service, ready func(Info)) error {
-	issuer, err := devissuer.Address(s.cfg.keys())
+	issuer, err := devissuer.Address(s.cfg.Keys())
 	if err != nil {
 		return err
 	}
@@ -215,14 +210,16 @@ func (s *stack) serve(ctx context.Context, services []svc.Service, ready func(In
 	group := svc.NewGroup(svc.Options{Log: s.log, MustStart: 3 * time.Minute}, services...)
 	go func() {
 		<-ctx.Done()
-		os.Remove(filepath.Join(s.cfg.Dir, infoFile))
+		if err := RemoveInfo(s.cfg.Dir); err != nil {
+			s.log.Warn("it still says that it is ready", "error", err)
+		}
 		if group.Healthy() && !s.cfg.LeaveRunning {
 			s.drain(running)
 		}
 		stop()
 	}()
 	return group.Run(running, func() {
-		if err := writeInfo(s.cfg.Dir, info); err != nil {
+		if err := WriteInfo(s.cfg.Dir, info); err != nil {
 			s.log.Error("cannot say that it is ready", "error", err)
 		}
 		if ready != nil {
@@ -231,7 +228,8 @@ func (s *stack) serve(ctx context.Context, services []svc.Service, ready func(In
 	})
 }
 
-func writeInfo(dir string, info Info) error {
+// WriteInfo says how to reach what runs on a state folder.
+func WriteInfo(dir string, info any) error {
 	raw, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
 		return err
@@ -241,6 +239,14 @@ func writeInfo(dir string, info Info) error {
 		return err
 	}
 	return os.Rename(path+".new", path)
+}
+
+// RemoveInfo says that nothing can be reached there.
+func RemoveInfo(dir string) error {
+	if err := os.Remove(filepath.Join(dir, infoFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func (s *stack) metrics(info *Info) (stop func(), err error) {
