@@ -20,7 +20,8 @@ import (
 type Config struct {
 	// ClientFile is the path of a [ClientFile]. Fields below that are set win.
 	ClientFile string
-	// URL of the bus: nats://host:port, or several separated by commas.
+	// URL of the bus: nats://host:port, or those of several nodes, separated by commas; when the one in
+	// use is lost, the next is taken, and nodes that these name too.
 	URL string
 	// Name of the bus identity, "fe-<tenant>-<frontend>" or "operator".
 	Name string
@@ -29,7 +30,9 @@ type Config struct {
 	// User is the token source for calls that bring none of their own.
 	User TokenSource
 	// Timeout is how long one attempt of a request may take; default 10 s. A
-	// call goes on with further attempts until its context ends.
+	// call by either door goes on with further attempts under the same request
+	// id until its context, or its own wait, ends: also when nobody answers,
+	// which is so for a moment while a service is replaced.
 	Timeout time.Duration
 	// Reattach is how long a lost stream is tried again before its process's
 	// exit is reported as unknown; default 60 s.
@@ -41,6 +44,7 @@ type Config struct {
 // ClientFile is what a program needs to log in to the bus, as JSON in a file
 // of mode 0600. `berth up` writes one for every client into <dir>/clients.
 type ClientFile struct {
+	// URL of the bus; those of several nodes are separated by commas.
 	URL   string `json:"url"`
 	Name  string `json:"name"`
 	Inbox string `json:"inbox_prefix"`
@@ -141,6 +145,8 @@ func (c Config) login(me subjects.Caller) ([]nats.Option, error) {
 		nats.CustomInboxPrefix(me.Inbox()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
+		nats.PingInterval(10 * time.Second), // a node that is cut off is left after 20 to 30 s
+		nats.MaxPingsOutstanding(2),
 		nats.ReconnectJitter(50*time.Millisecond, 100*time.Millisecond),
 		nats.PermissionErrOnSubscribe(true),
 	}, c.NATS...), nil

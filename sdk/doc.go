@@ -19,6 +19,12 @@
 // as a [Gap], never left out silently. An exit code is the process's own, or
 // the error is an [UnknownExitError].
 //
+// A session whose host is lost, drained or removed wakes on another host by
+// itself, from the last snapshot; its processes do not come along. Streams of
+// the old placement end with an [EndedError] as their cause, also when nobody
+// is left who could end them; [OpenOptions.OnHandoff] tells as of when the
+// files are, and [Session.Reopen] makes the handle good again.
+//
 // # What an acknowledgement means
 //
 //   - [Files.Write] returned nil: the file is fsynced on the host that runs the

@@ -67,7 +67,6 @@ func (c *Client) do(ctx context.Context, a ask) (*identityv1.Reply, error) {
 	}
 	ctx, span := c.span(ctx, "berth "+a.verb)
 	defer span.End()
-	started := time.Now()
 	var why error // what the platform last said
 	for n := 0; ; n++ {
 		r, err := c.attempt(ctx, a, reply)
@@ -77,7 +76,7 @@ func (c *Client) do(ctx context.Context, a ask) (*identityv1.Reply, error) {
 		if ctx.Err() != nil {
 			return nil, wrap(a.op, inTime(err, why))
 		}
-		if !c.again(err, time.Since(started)) || c.forgetKey(err) && n > 3 {
+		if !again(err) || c.forgetKey(err) && n > 3 {
 			return nil, wrap(a.op, err)
 		}
 		why = err
@@ -96,11 +95,9 @@ func inTime(err, why error) error {
 	return err
 }
 
-// again reports whether a request that failed so is sent once more.
-func (c *Client) again(err error, spent time.Duration) bool {
-	if errors.Is(err, nats.ErrNoResponders) {
-		return spent < c.cfg.Timeout
-	}
+// again reports whether a request that failed so is sent once more: when whether it was handled is
+// not known, or nobody was there to handle it. The request id keeps it from being handled twice.
+func again(err error) bool {
 	e := (*Error)(nil)
 	if !errors.As(err, &e) {
 		return false
@@ -284,14 +281,23 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// Call is a plain call of a micro endpoint, for operators' tools.
+// Call is a plain call of a micro endpoint, for operators' tools. Every method of scheduler may be
+// repeated without harm: while its leader is replaced, or the connection is, the call is sent again
+// for as long as one attempt may take, and once more.
 func (c *Client) Call(ctx context.Context, service, method string, in, out proto.Message) error {
 	op := service + " " + method
 	if _, ok := subjects.FindMethod(service, method); !ok {
 		return invalid(op, "there is no such method")
 	}
-	return c.call(ctx, op, subjects.RPC(service, method, c.me), in, out)
+	repeat := nobody
+	if service == "scheduler" {
+		repeat = again
+	}
+	return c.call(ctx, op, subjects.RPC(service, method, c.me), in, out, repeat)
 }
+
+// nobody reports whether a call reached nobody.
+func nobody(err error) bool { return errors.Is(err, nats.ErrNoResponders) }
 
 // CallHost is a plain call of a micro endpoint of one host, for operators' tools.
 func (c *Client) CallHost(ctx context.Context, host, method string, in, out proto.Message) error {
@@ -303,31 +309,35 @@ func (c *Client) CallHost(ctx context.Context, host, method string, in, out prot
 	if _, ok := subjects.FindMethod("host", method); !ok {
 		return invalid(op, "there is no such method")
 	}
-	return c.call(ctx, op, subjects.HostRPC(h, method, c.me), in, out)
+	return c.call(ctx, op, subjects.HostRPC(h, method, c.me), in, out, nobody)
 }
 
-func (c *Client) call(ctx context.Context, op, subject string, in, out proto.Message) error {
+func (c *Client) call(ctx context.Context, op, subject string, in, out proto.Message, repeat func(error) bool) error {
 	body, err := proto.Marshal(in)
 	if err != nil {
 		return wrap(op, err)
 	}
 	started := time.Now()
 	for n := 0; ; n++ {
-		msg, err := c.request(ctx, subject, body)
-		if err == nil {
-			if err := headerError(op, msg.Header); err != nil {
-				return err
-			}
-			return wrap(op, decode(msg, out))
-		}
-		err = wrap(op, err)
-		if ctx.Err() != nil || !errors.Is(err, nats.ErrNoResponders) || !c.again(err, time.Since(started)) {
+		err := c.callOnce(ctx, op, subject, body, out)
+		if err == nil || ctx.Err() != nil || !repeat(err) || time.Since(started) > c.cfg.Timeout {
 			return err
 		}
 		if err := pause(ctx, n); err != nil {
 			return wrap(op, err)
 		}
 	}
+}
+
+func (c *Client) callOnce(ctx context.Context, op, subject string, body []byte, out proto.Message) error {
+	msg, err := c.request(ctx, subject, body)
+	if err != nil {
+		return wrap(op, err)
+	}
+	if err := headerError(op, msg.Header); err != nil {
+		return err
+	}
+	return wrap(op, decode(msg, out))
 }
 
 // decode reads a message as its content type says; protobuf is the default.

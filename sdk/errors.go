@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
@@ -101,10 +102,19 @@ func kindOfCause(err error) errkind.Kind {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		return errkind.Denied
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, nats.ErrConnectionClosed),
-		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers), isLost(err):
+		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers), isLost(err),
+		errors.Is(err, nats.ErrReconnectBufExceeded), // the connection is down and will come back
+		errors.Is(err, jetstream.ErrNoStreamResponse), unsteady(err):
 		return errkind.Unavailable
 	}
 	return errkind.Internal
+}
+
+// unsteady reports whether the bus said that a stream cannot be written to now: it has no leader for
+// the moment, or no room.
+func unsteady(err error) bool {
+	a := (*jetstream.APIError)(nil)
+	return errors.As(err, &a) && a.Code == 503
 }
 
 // wrap gives an error of this side its operation and kind; an Error keeps

@@ -200,7 +200,7 @@ func TestPermissionIsTold(t *testing.T) {
 	}
 	defer op.Close()
 	hosts := &schedulerv1.HostsReply{}
-	if err := op.Call(t.Context(), "scheduler", "hosts", &schedulerv1.HostsRequest{}, hosts); err != nil || len(hosts.GetHosts()) != 1 {
+	if err := op.Call(t.Context(), "scheduler", "hosts", &schedulerv1.HostsRequest{}, hosts); err != nil || len(hosts.GetHosts()) != 2 {
 		t.Fatalf("got %v, %v", hosts, err)
 	}
 	err = op.Call(t.Context(), "scheduler", "show", &schedulerv1.ShowRequest{Session: "none"}, &schedulerv1.ShowReply{})

@@ -83,6 +83,9 @@ func (p *Process) again(ctx context.Context, since time.Time) (*stream, error) {
 		}
 		kind := KindOf(err)
 		retry := kind == errkind.Unavailable || kind == errkind.Deadline || kind == errkind.Busy || kind == errkind.Exhausted
+		if end := (*EndedError)(nil); errors.As(err, &end) {
+			return nil, &UnknownExitError{Reason: end.Reason, Cause: err}
+		}
 		if p.s.alive() != nil {
 			return nil, &UnknownExitError{Reason: "the handle of the session was closed while the stream was lost", Cause: err}
 		}

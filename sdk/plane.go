@@ -22,10 +22,9 @@ type opening struct {
 	subject string
 }
 
-// sign makes a signed and sealed opening for op with the grant of now.
-func (s *Session) sign(op *boxv1.Operation, deliver string) (opening, error) {
+// sign makes a signed and sealed opening for op.
+func (s *Session) sign(op *boxv1.Operation, access access, deliver string) (opening, error) {
 	var o opening
-	access := s.access()
 	raw, err := proto.Marshal(op)
 	if err != nil {
 		return o, err
@@ -102,12 +101,17 @@ func isAnswer(err error) bool {
 
 // knock makes one attempt.
 func (s *Session) knock(ctx context.Context, op *boxv1.Operation) (st *stream, res *boxv1.Result, err error) {
-	deliver := newDeliver(s.c)
-	o, err := s.sign(op, deliver)
+	deliver, access := newDeliver(s.c), s.access()
+	o, err := s.sign(op, access, deliver)
 	if err != nil {
 		return nil, nil, err
 	}
 	st = newStream(s.c)
+	st.leave = s.attend(access.epoch, st.finish)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := st.ctx
+	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
 	defer func() {
 		if err != nil || st.id == "" {
 			st.close(nil)
@@ -128,7 +132,7 @@ func (s *Session) knock(ctx context.Context, op *boxv1.Operation) (st *stream, r
 		return st, nil, err
 	}
 	if reply.GetStream() != "" {
-		st.begin(s.access().subject+".in", reply)
+		st.begin(access.subject+".in", reply)
 	}
 	return st, reply.GetResult(), nil
 }

@@ -35,6 +35,11 @@ type OpenOptions struct {
 	// Progress is called, in order and from one goroutine, with the session's
 	// events while the open is under way. It must not block for long.
 	Progress func(Event)
+	// OnHandoff is called, in a goroutine of its own, when the session that this handle opened is awake
+	// again on another host after its own was lost, drained or removed: once for each time, also when
+	// nothing was under way. The handle is good again after Reopen. A handoff while the connection to
+	// the bus is down is not told; calls then fail with ErrStaleEpoch.
+	OnHandoff func(Handoff)
 }
 
 // Risk is what the frontend knows about the code that will run; the tenant's
@@ -46,8 +51,9 @@ type Risk struct {
 }
 
 // Session is a handle of one awake session. It renews its grant by itself. A
-// session that fell asleep or moved since makes calls fail with ErrStaleEpoch;
-// Reopen then wakes it and makes the handle good again.
+// session that fell asleep or moved since makes calls fail with ErrStaleEpoch, and
+// ends its streams (see [EndedError]); Reopen then wakes or joins it and makes the
+// handle good again.
 type Session struct {
 	c     *Client
 	opts  OpenOptions
@@ -66,10 +72,20 @@ type Session struct {
 	grant   string
 	expires time.Time
 	renewed time.Time
+	// attending are streams and calls under way; last is why the newest epoch of the handle that is
+	// over, lastEpoch, is over.
+	attending map[*attendant]struct{}
+	last      *EndedError
+	lastEpoch *corev1.Stamp
+
+	told *corev1.Stamp // newest epoch whose handoff was told; of the subscription alone
 }
 
 // access is what a stream needs to be opened.
-type access struct{ subject, hostKey, grant string }
+type access struct {
+	subject, hostKey, grant string
+	epoch                   *corev1.Stamp
+}
 
 // Open wakes the user's session, creating it if there is none, and waits until
 // it is active. Calls with the same RequestID are one open.
@@ -91,9 +107,13 @@ func (c *Client) Open(ctx context.Context, o OpenOptions) (*Session, error) {
 	if err != nil {
 		return nil, wrap("open session", err)
 	}
-	s := &Session{c: c, opts: o, proof: proof, sender: sender, replyKey: reply}
+	s := &Session{c: c, opts: o, proof: proof, sender: sender, replyKey: reply, attending: map[*attendant]struct{}{}}
 	s.ctx, s.stop = context.WithCancel(c.ctx)
 	if err := s.reopen(ctx, o.RequestID); err != nil {
+		s.stop()
+		return nil, err
+	}
+	if err := s.heed(); err != nil {
 		s.stop()
 		return nil, err
 	}
@@ -210,7 +230,7 @@ func (s *Session) access() access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.reply.GetEndpoint()
-	return access{e.GetSubject(), e.GetHostKey(), s.grant}
+	return access{e.GetSubject(), e.GetHostKey(), s.grant, s.reply.GetSession().GetEpoch()}
 }
 
 func (s *Session) alive() error {

@@ -56,6 +56,8 @@ type stream struct {
 	end  context.CancelCauseFunc
 	ping *time.Timer
 
+	leave func() // of the session: the stream has ended
+
 	seqIn  uint64
 	unpaid int // bytes taken since the last credit that we gave
 
@@ -181,6 +183,12 @@ func (st *stream) lose(why error) {
 	st.wake()
 }
 
+// finish ends the stream with a reason for good.
+func (st *stream) finish(why error) {
+	st.end(why)
+	go st.wake() // the caller may hold the session's lock
+}
+
 func (st *stream) wake() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -196,6 +204,9 @@ func (st *stream) close(cancel *boxv1.Cancel) {
 	st.wake()
 	if st.ping != nil {
 		st.ping.Stop()
+	}
+	if st.leave != nil {
+		st.leave()
 	}
 	if st.deliver != "" {
 		st.c.frames.forget(st.deliver)

@@ -62,7 +62,11 @@ func (s *Server) box(m *nats.Msg) {
 	s.mu.Lock()
 	x := s.sessions[string(call.Session)]
 	here := x != nil && x.state == corev1.State_STATE_ACTIVE && x.epoch == call.Epoch
+	mute := s.faults.mute
 	s.mu.Unlock()
+	if mute {
+		return
+	}
 	if !here {
 		// A real host has no subscription for an epoch that is not awake here.
 		_ = m.RespondMsg(&nats.Msg{Header: nats.Header{"Status": []string{"503"}}})
@@ -114,7 +118,7 @@ func (s *Server) believe(subject string, x *session, o *boxv1.Opening) error {
 		return err
 	}
 	s.mu.Lock()
-	want := grant.BindingOf(x.ref(), hostID)
+	want := grant.BindingOf(x.ref(), x.host)
 	s.mu.Unlock()
 	claim := grant.Opening{Subject: subject, Nonce: o.GetNonce(), Time: o.GetTime().AsTime(), Operation: o.GetOperation(),
 		Deliver: o.GetDeliver(), ReplyKey: o.GetReplyKey(), Grant: o.GetGrant()}

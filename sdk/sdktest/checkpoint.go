@@ -103,7 +103,7 @@ func (s *Server) checkpointed(x *session) (*boxv1.Result, error) {
 	parent := x.manifest
 	snap, r := s.commit(x, ""), x.ref()
 	return &boxv1.Result{Manifest: &corev1.Manifest{Id: snap.GetId(), Parent: parent, Generation: r.GetGeneration(), Epoch: r.GetEpoch(),
-		TakenAt: snap.GetTakenAt(), SizeBytes: snap.GetSizeBytes(), AllocatedBytes: snap.GetAllocatedBytes(), Host: string(hostID)}}, nil
+		TakenAt: snap.GetTakenAt(), SizeBytes: snap.GetSizeBytes(), AllocatedBytes: snap.GetAllocatedBytes(), Host: string(x.host)}}, nil
 }
 
 // alive reports whether the stream has not ended.

@@ -26,6 +26,12 @@ type Env struct {
 	// Lacks names what the system does not have: pty, watch, checkpoint, archives. A
 	// check that needs it is skipped and says so.
 	Lacks map[string]bool
+	// LoseHost has the host of a session die. What it returns waits until the session was handed over,
+	// or has that happen; it may be called again. nil: the system has one host, and the checks are
+	// skipped.
+	LoseHost func(session string) (handOver func())
+	// Operator's client; nil: what only an operator sees is not checked.
+	Operator *sdk.Client
 	// Dir is a directory in every session that may be written; "/root" if empty.
 	Dir string
 }
@@ -67,11 +73,16 @@ func Conformance(t *testing.T, factory func(t *testing.T) Env) {
 		{"import_bad_input", "archives", (*check).importBadInput},
 		{"stale_handle", "", (*check).staleHandle},
 		{"two_users", "", (*check).twoUsers},
+		{"sleep_ends_streams", "", (*check).sleepEndsStreams},
+		{"handoff_ends_streams_with_a_cause", "hosts", (*check).handoffEndsStreams},
+		{"handoff_ends_transfers_with_a_cause", "hosts", (*check).handoffEndsTransfers},
+		{"open_during_handoff_joins_it", "hosts", (*check).openDuringHandoffJoinsIt},
+		{"hosts_say_what_they_have", "operator", (*check).hostsSayWhatTheyHave},
 	}
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
 			env := factory(t)
-			if c.needs != "" && env.Lacks[c.needs] {
+			if c.needs != "" && env.Lacks[c.needs] || c.needs == "hosts" && env.LoseHost == nil || c.needs == "operator" && env.Operator == nil {
 				t.Skipf("the system has no %s", c.needs)
 			}
 			if env.Dir == "" {

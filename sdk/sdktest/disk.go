@@ -71,10 +71,15 @@ func (x *session) snapshot(id string) *snapshot {
 	return nil
 }
 
-// rewind brings back the snapshot that a restore asked for, at a wake.
+// rewind brings back the snapshot that a restore asked for, or the last one where the host was lost,
+// at a wake.
 func (s *Server) rewind(x *session) (asOf *timestamppb.Timestamp) {
-	snap := x.snapshot(x.restore)
-	if x.restore = ""; snap == nil {
+	snap, wanted := x.snapshot(x.restore), true
+	if snap == nil && x.newest != "" { // its newest files are lost
+		snap, wanted = x.snapshot(x.manifest), false
+	}
+	x.restore, x.newest = "", ""
+	if snap == nil {
 		return nil
 	}
 	x.files.mu.Lock()
@@ -83,7 +88,9 @@ func (s *Server) rewind(x *session) (asOf *timestamppb.Timestamp) {
 		x.files.all[p] = &f
 	}
 	x.files.mu.Unlock()
-	s.commit(x, snap.GetId())
+	if wanted {
+		s.commit(x, snap.GetId())
+	}
 	x.restoredAsOf = snap.GetTakenAt()
 	return snap.GetTakenAt()
 }
@@ -115,9 +122,9 @@ func (s *Server) restoreLocked(req *schedulerv1.RestoreRequest) (*schedulerv1.Re
 	return &schedulerv1.RestoreReply{Record: x.record()}, nil
 }
 
-// host answers what operators ask of the one host; Server.mu is held.
+// host answers what operators ask of a host; Server.mu is held.
 func (s *Server) host(call subjects.Call, m *nats.Msg) (proto.Message, error) {
-	if call.Host != hostID {
+	if s.hostState(call.Host) == nil {
 		return nil, fault{errkind.NotFound, "there is no such host"}
 	}
 	ct := m.Header.Get("Content-Type")

@@ -41,6 +41,16 @@ func (e *execs) list() []*boxv1.ExecInfo {
 	return out
 }
 
+// running reports whether any process runs.
+func (e *execs) running() bool {
+	for _, x := range e.list() {
+		if x.GetRunning() {
+			return true
+		}
+	}
+	return false
+}
+
 // killAll ends every process and forgets it.
 func (e *execs) killAll(why string) {
 	e.mu.Lock()

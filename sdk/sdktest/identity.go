@@ -70,7 +70,6 @@ func (s *Server) serve() error {
 		return err
 	}
 	for subject, handler := range map[string]nats.MsgHandler{
-		"berth.v1.rpc.identity.*.*.*":  func(m *nats.Msg) { go s.direct(m) },
 		"berth.v1.rpc.*.*.operator":    func(m *nats.Msg) { go s.operator(m) },
 		"berth.v1.box.*.*.*":           s.box,
 		"berth.v1.rpc.host.*.*.*":      func(m *nats.Msg) { go s.operator(m) },
@@ -80,7 +79,7 @@ func (s *Server) serve() error {
 			return err
 		}
 	}
-	return s.nc.Flush()
+	return s.listenDirect()
 }
 
 // direct is the door for interactive frontends.
@@ -93,7 +92,10 @@ func (s *Server) direct(m *nats.Msg) {
 		s.reply(m, &identityv1.KeysReply{CurveKey: string(s.identity.Public())})
 		return
 	}
-	s.reply(m, s.request(call.Caller, call.Method, m.Header, m.Data))
+	out := s.request(call.Caller, call.Method, m.Header, m.Data)
+	if !s.answerIsLost() {
+		s.reply(m, out)
+	}
 }
 
 // queued is the durable door.
@@ -279,7 +281,7 @@ func (s *Server) mint(o *identityv1.OpenReply, who subjects.Caller, u user, proo
 	token, err := grant.Sign(grant.Claims{
 		Issuer: grant.Issuer, ID: string(ids.NewRequestID()), Tenant: who.Tenant, Frontend: who.Frontend,
 		Session: ids.SessionKey(o.GetSession().GetSession()), Generation: grant.GenerationOf(o.GetSession().GetGeneration()),
-		Epoch: grant.EpochOf(o.GetSession().GetEpoch()), Host: hostID,
+		Epoch: grant.EpochOf(o.GetSession().GetEpoch()), Host: s.hostOf(o.GetSession().GetSession()),
 		Principal: grant.Principal{Issuer: Issuer, Subject: u.subject}, Confirm: grant.Confirm(proof),
 		IssuedAt: now.Unix(), Expires: max(exp.Unix(), now.Unix()+1), AuthTime: now.Unix(),
 	}, "k1", s.signer)

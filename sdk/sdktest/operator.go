@@ -28,7 +28,7 @@ func (s *Server) operator(m *nats.Msg) {
 	s.mu.Lock()
 	if call.Service == "host" {
 		out, err = s.host(call, m)
-	} else {
+	} else if err = s.leads(); err == nil {
 		out, err = s.scheduler(call.Method, m)
 	}
 	s.mu.Unlock()
@@ -70,42 +70,54 @@ func (s *Server) Bury(service, reason string, body []byte) error {
 }
 
 func (s *Server) scheduler(method string, m *nats.Msg) (proto.Message, error) {
-	ct := m.Header.Get("Content-Type")
+	read := func(req proto.Message) error {
+		if err := decode(m.Header.Get("Content-Type"), m.Data, req); err != nil {
+			return fault{errkind.Invalid, err.Error()}
+		}
+		return nil
+	}
 	switch method {
-	case "show":
-		req := &schedulerv1.ShowRequest{}
-		if err := decode(ct, m.Data, req); err != nil {
-			return nil, fault{errkind.Invalid, err.Error()}
+	case "show", "explain":
+		req := &schedulerv1.ShowRequest{} // an ExplainRequest has the same fields
+		if err := read(req); err != nil {
+			return nil, err
 		}
 		x := s.sessions[req.GetSession()]
 		if x == nil {
 			return nil, fault{errkind.NotFound, "there is no session " + req.GetSession()}
 		}
+		if method == "explain" {
+			return &schedulerv1.ExplainReply{Record: x.record(), Now: s.plan(x)}, nil
+		}
 		return &schedulerv1.ShowReply{Record: x.record()}, nil
 	case "restore":
 		req := &schedulerv1.RestoreRequest{}
-		if err := decode(ct, m.Data, req); err != nil {
-			return nil, fault{errkind.Invalid, err.Error()}
+		if err := read(req); err != nil {
+			return nil, err
 		}
 		return s.restoreLocked(req)
 	case "list":
 		req := &schedulerv1.ListRequest{}
-		if err := decode(ct, m.Data, req); err != nil {
-			return nil, fault{errkind.Invalid, err.Error()}
+		if err := read(req); err != nil {
+			return nil, err
 		}
 		return s.list(req), nil
 	case "hosts":
-		out := &schedulerv1.HostRecord{Host: string(hostID), Boot: "boot1", Tiers: []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR},
-			Capacity: &corev1.Limits{CpuMillis: 2000, MemoryBytes: 4 << 30, Pids: 4096, DiskBytes: 100 << 30}, Zone: "z1", Alive: true}
-		for _, x := range s.sessions {
-			if x.state == corev1.State_STATE_ACTIVE {
-				out.Active++
-			}
-			if x.state != corev1.State_STATE_DELETED {
-				out.Sessions++
-			}
+		return s.hostsReply(), nil
+	case "drain":
+		req := &schedulerv1.DrainRequest{}
+		if err := read(req); err != nil {
+			return nil, err
 		}
-		return &schedulerv1.HostsReply{Hosts: []*schedulerv1.HostRecord{out}}, nil
+		return s.drainLocked(req)
+	case "remove_host":
+		req := &schedulerv1.RemoveHostRequest{}
+		if err := read(req); err != nil {
+			return nil, err
+		}
+		return s.removeHost(req)
+	case "peers", "add_peer", "remove_peer", "transfer":
+		return s.peersLocked(method, read)
 	}
 	return nil, fault{errkind.Unimplemented, "the fake does not have scheduler." + method}
 }
@@ -130,7 +142,12 @@ func (s *Server) list(req *schedulerv1.ListRequest) *schedulerv1.ListReply {
 }
 
 func (x *session) record() *schedulerv1.SessionRecord {
-	return &schedulerv1.SessionRecord{Session: x.ref(), State: x.state, Revision: x.revision, Host: string(hostID), Manifest: x.manifest,
+	waiting := ""
+	if x.handoff != "" {
+		waiting = "handoff from " + string(x.handoff)
+	}
+	return &schedulerv1.SessionRecord{Unsaved: x.newest != "", NewestHost: string(x.newest), HandoffFrom: string(x.handoff), Waiting: waiting,
+		Session: x.ref(), State: x.state, Revision: x.revision, Host: string(x.host), Manifest: x.manifest,
 		Terms: x.terms, Actor: &corev1.Actor{Tenant: x.tenant, Issuer: Issuer, Subject: x.subject, Frontend: Frontend}, SessionName: x.name,
 		CreatedAt: timestamppb.New(x.created), ChangedAt: timestamppb.New(x.changed), LastWake: x.timing, Origin: corev1.Origin_ORIGIN_CREATED,
 		Restore: x.restore, RestoredAsOf: x.restoredAsOf}

@@ -7,7 +7,8 @@
 // requests are sealed, grants and proofs are checked, credits, offsets and
 // idempotency keys mean what they mean on a real host. Conformance is the
 // suite that holds both to the same behaviour. What it does not have: real
-// isolation, a shell (sh knows a few words), durability, several hosts.
+// isolation, a shell (sh knows a few words), durability. Its hosts are names: a
+// session that loses one wakes on the other.
 package sdktest
 
 import (
@@ -28,6 +29,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
@@ -71,6 +73,9 @@ type Server struct {
 	index    uint64 // of the fake's raft
 	failure  string // why opens are refused
 	saves    checkpoints
+	hosts    []*fakeHost
+	peers    []*schedulerv1.Peer
+	faults   faults
 }
 
 type user struct{ tenant, subject string }
@@ -96,7 +101,8 @@ func New(o Options) (*Server, error) {
 		o.Idle = 15 * time.Minute
 	}
 	s := &Server{opts: o, tokens: map[string]user{}, sessions: map[string]*session{}, outcomes: map[string]outcome{},
-		programs: builtins(), streams: map[string]*hostStream{}, index: 100}
+		programs: builtins(), streams: map[string]*hostStream{}, index: 100,
+		hosts: newHosts(), peers: []*schedulerv1.Peer{{Id: "scheduler-1", Addr: "127.0.0.1:7801", Voter: true, Leader: true}}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	var err error
 	if s.identity, err = seal.NewKey(rand.Reader); err != nil {
@@ -274,11 +280,20 @@ func (s *Server) DropFrames(n int) {
 	s.drop.Store(int64(n))
 }
 
-// Sleep puts a session to sleep as the idle time would: its processes end.
+// Sleep puts a session to sleep as the idle time would: its processes end. On a host that is drained
+// it is the end of the drain's patience: the session is handed over.
 func (s *Server) Sleep(key string) {
-	if x := s.find(key); x != nil {
-		s.sleep(x, "idle")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.sessions[key]
+	if x == nil {
+		return
 	}
+	if h := s.hostState(x.host); h != nil && h.draining {
+		s.leave(x)
+		return
+	}
+	s.sleepLocked(x, "idle")
 }
 
 // ForgetStreams is a restart of the host's service: streams are gone,

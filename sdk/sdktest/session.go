@@ -20,6 +20,9 @@ import (
 
 const hostID ids.Host = "h1"
 
+// otherHost takes what hostID lost, and the other way round.
+const otherHost ids.Host = "h2"
+
 // session is one session in memory. Its fields are guarded by Server.mu, but
 // for what files and execs guard themselves.
 type session struct {
@@ -36,6 +39,9 @@ type session struct {
 	restoredAsOf               *timestamppb.Timestamp
 	damaged                    map[string]string // snapshots whose objects are bad, and why
 	timing                     *corev1.Timing
+	host                       ids.Host
+	handoff                    ids.Host // the host that it is being handed over from
+	newest                     ids.Host // the lost host that has what is not saved
 	files                      *files
 	execs                      *execs
 }
@@ -82,9 +88,12 @@ func (s *Server) openLocked(who subjects.Caller, u user, name string, env *ident
 	}
 	s.event(x, "admitted", &schedulerv1.Event{Detail: &schedulerv1.Event_Admitted{Admitted: &schedulerv1.Admitted{
 		Actor: actor(u, who), Terms: x.terms, RequestId: env.GetRequestId(), SessionName: name}}})
-	origin := s.wakeLocked(x, env.GetRequestId())
+	origin, err := s.wakeLocked(x, env.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
 	o := &identityv1.OpenReply{Session: x.ref(), Origin: origin, Timing: x.timing, Place: x.place(),
-		Endpoint: &identityv1.Endpoint{Host: string(hostID), HostKey: string(s.hostKey.Public()),
+		Endpoint: &identityv1.Endpoint{Host: string(x.host), HostKey: string(s.hostKey.Public()),
 			Subject: strings.TrimSuffix(subjects.BoxSubject(ids.SessionKey(key), x.epoch, "open"), ".open")}}
 	if o.Place.Origin = origin; origin == corev1.Origin_ORIGIN_RESTORED {
 		o.RestoredAsOf = x.restoredAsOf
@@ -104,7 +113,7 @@ func (s *Server) create(u user, name, key string, req *identityv1.OpenRequest) *
 	if p == corev1.Persistence_PERSISTENCE_UNSPECIFIED {
 		p = corev1.Persistence_PERSISTENCE_DURABLE
 	}
-	x := &session{key: key, tenant: u.tenant, subject: u.subject, name: name, gen: ids.Generation{Incarnation: 1, Index: s.next()},
+	x := &session{host: hostID, key: key, tenant: u.tenant, subject: u.subject, name: name, gen: ids.Generation{Incarnation: 1, Index: s.next()},
 		state: corev1.State_STATE_NEW, origin: corev1.Origin_ORIGIN_CREATED, created: time.Now(), files: newFiles(), execs: newExecs(),
 		terms: &corev1.Terms{Plan: "free", Template: "default", Tier: corev1.Tier_TIER_GVISOR, Persistence: p,
 			Limits: &corev1.Limits{CpuMillis: 1000, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 1 << 30},
@@ -117,14 +126,20 @@ func (s *Server) create(u user, name, key string, req *identityv1.OpenRequest) *
 }
 
 // wakeLocked makes a session active and says what it found.
-func (s *Server) wakeLocked(x *session, requestID string) corev1.Origin {
+func (s *Server) wakeLocked(x *session, requestID string) (corev1.Origin, error) {
 	if x.state == corev1.State_STATE_ACTIVE {
 		s.event(x, "renewed", &schedulerv1.Event{Detail: &schedulerv1.Event_Renewed{Renewed: &schedulerv1.Renewed{RequestId: requestID, Idle: x.terms.Idle}}})
-		return corev1.Origin_ORIGIN_JOINED
+		return corev1.Origin_ORIGIN_JOINED, nil
 	}
+	if err := s.placeable(x); err != nil {
+		return 0, err
+	}
+	from := x.handoff
+	x.handoff = ""
 	x.epoch = ids.Epoch{Incarnation: 1, Index: s.next()}
 	x.state = corev1.State_STATE_WAKING
-	s.event(x, "placed", &schedulerv1.Event{Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: string(hostID), Reason: "the only host"}}})
+	s.event(x, "placed", &schedulerv1.Event{Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: string(x.host), Reason: "its disk is here", RequestId: requestID,
+		Plan: s.plan(x)}}})
 	x.state, x.timing = corev1.State_STATE_ACTIVE, timing(4*time.Millisecond)
 	origin := x.origin
 	x.origin, x.restoredAsOf = corev1.Origin_ORIGIN_RESUMED, nil
@@ -133,8 +148,20 @@ func (s *Server) wakeLocked(x *session, requestID string) corev1.Origin {
 		origin = corev1.Origin_ORIGIN_RESTORED
 	}
 	s.event(x, "active", &schedulerv1.Event{Detail: &schedulerv1.Event_Active{Active: &schedulerv1.Active{
-		Host: string(hostID), Origin: origin, RestoredAsOf: asOf, Timing: x.timing, Idle: x.terms.Idle, Terms: x.terms, RequestId: requestID}}})
-	return origin
+		Host: string(x.host), Origin: origin, RestoredAsOf: asOf, Timing: x.timing, Idle: x.terms.Idle, Terms: x.terms, RequestId: requestID,
+		Cause: cause(origin, from), FromHost: string(from)}}})
+	return origin, nil
+}
+
+// cause is why a session was woken.
+func cause(origin corev1.Origin, from ids.Host) corev1.Cause {
+	switch {
+	case from != "":
+		return corev1.Cause_CAUSE_HANDOFF
+	case origin == corev1.Origin_ORIGIN_CREATED:
+		return corev1.Cause_CAUSE_NEW
+	}
+	return corev1.Cause_CAUSE_RESUME
 }
 
 func (x *session) place() *identityv1.Place {
@@ -142,23 +169,15 @@ func (x *session) place() *identityv1.Place {
 		Network: "none", Template: x.terms.Template, SessionName: x.name, ImageDigest: "sha256:" + strings.Repeat("0", 64)}
 }
 
-func (s *Server) sleep(x *session, why string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sleepLocked(x, why)
-}
-
 func (s *Server) sleepLocked(x *session, why string) {
 	if x.state != corev1.State_STATE_ACTIVE {
 		return
 	}
-	for id, st := range s.streams {
-		if st.key == x.key {
-			st.fail(fault{errkind.StaleEpoch, "the session went to sleep"})
-			delete(s.streams, id)
-		}
+	if s.faults.overtake {
+		defer s.endStreams(x)
+	} else {
+		s.endStreams(x)
 	}
-	x.killAll("the session went to sleep")
 	if x.terms.Persistence == corev1.Persistence_PERSISTENCE_EPHEMERAL {
 		s.gone(x, why, "")
 		return
@@ -166,7 +185,21 @@ func (s *Server) sleepLocked(x *session, why string) {
 	x.state = corev1.State_STATE_ASLEEP
 	s.commit(x, "")
 	s.event(x, "asleep", &schedulerv1.Event{Detail: &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{
-		Manifest: x.manifest, Host: string(hostID), Reason: why, Retention: x.terms.Retention}}})
+		Manifest: x.manifest, Host: string(x.host), Reason: why, Retention: x.terms.Retention}}})
+	if s.faults.overtake {
+		_ = s.nc.Flush()
+	}
+}
+
+// endStreams ends what runs in a session that goes to sleep, as its host does.
+func (s *Server) endStreams(x *session) {
+	for id, st := range s.streams {
+		if st.key == x.key {
+			st.fail(fault{errkind.StaleEpoch, "the session went to sleep"})
+			delete(s.streams, id)
+		}
+	}
+	x.killAll("the session went to sleep")
 }
 
 func (s *Server) gone(x *session, why, requestID string) {
