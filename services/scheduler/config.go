@@ -37,6 +37,11 @@ type Config struct {
 	ReplicaID string `json:"replica_id" yaml:"replica_id"`
 	Bind      string `json:"bind" yaml:"bind"`
 	Peers     []Peer `json:"peers" yaml:"peers"`
+	// Advertise is where the others reach this one, if that is not Bind.
+	Advertise string `json:"advertise" yaml:"advertise"`
+	// Join: this replica is new in a group that has begun; it waits until it is
+	// added with add_peer.
+	Join bool `json:"join" yaml:"join"`
 	// TLSCert, TLSKey and TLSCA are PEM files for mutual TLS between replicas; needed with Bind.
 	TLSCert string `json:"tls_cert" yaml:"tls_cert"`
 	TLSKey  string `json:"tls_key" yaml:"tls_key"`
@@ -57,8 +62,16 @@ type Config struct {
 	RetryMax time.Duration `json:"retry_max" yaml:"retry_max"`
 	// OpenDeadline holds for an open that names none.
 	OpenDeadline time.Duration `json:"open_deadline" yaml:"open_deadline"`
-	// CPUPercent is how much of a host's cores may be promised; memory never exceeds what there is.
-	CPUPercent uint32 `json:"cpu_percent" yaml:"cpu_percent"`
+	// CPUPercent, PIDsPercent and DiskPercent are how much of a host's cores, process
+	// numbers and disk may be promised; memory never exceeds what there is.
+	CPUPercent  uint32 `json:"cpu_percent" yaml:"cpu_percent"`
+	PIDsPercent uint32 `json:"pids_percent" yaml:"pids_percent"`
+	DiskPercent uint32 `json:"disk_percent" yaml:"disk_percent"`
+	// HandoffParallel sessions of lost and drained hosts wake elsewhere at once, at
+	// most, and HandoffRate a second begin to; HandoffFor is how long that is tried.
+	HandoffParallel int           `json:"handoff_parallel" yaml:"handoff_parallel"`
+	HandoffRate     int           `json:"handoff_rate" yaml:"handoff_rate"`
+	HandoffFor      time.Duration `json:"handoff_for" yaml:"handoff_for"`
 	// ExpireNotice of leader time must lie between the warning and the end of retention.
 	ExpireNotice time.Duration `json:"expire_notice" yaml:"expire_notice"`
 	// ExpirePerHour ends stop and alarm above this rate.
@@ -81,21 +94,26 @@ type Config struct {
 // NewConfig returns the defaults for a state folder.
 func NewConfig(dir string) Config {
 	return Config{
-		Dir:           dir,
-		Lease:         9 * time.Second,
-		LeaseDrift:    time.Second,
-		WakeTimeout:   60 * time.Second,
-		SleepTimeout:  2 * time.Minute,
-		DeleteTimeout: time.Minute,
-		WakeTries:     3,
-		RetryMin:      100 * time.Millisecond,
-		RetryMax:      30 * time.Second,
-		OpenDeadline:  60 * time.Second,
-		CPUPercent:    400,
-		ExpireNotice:  72 * time.Hour,
-		ExpirePerHour: 100,
-		TrimAfter:     2 * bus.SyncInterval,
-		HungAfter:     15 * time.Second,
+		Dir:             dir,
+		Lease:           9 * time.Second,
+		LeaseDrift:      time.Second,
+		WakeTimeout:     60 * time.Second,
+		SleepTimeout:    2 * time.Minute,
+		DeleteTimeout:   time.Minute,
+		WakeTries:       3,
+		RetryMin:        100 * time.Millisecond,
+		RetryMax:        30 * time.Second,
+		OpenDeadline:    60 * time.Second,
+		CPUPercent:      400,
+		PIDsPercent:     400,
+		DiskPercent:     1000,
+		HandoffParallel: 8,
+		HandoffRate:     20,
+		HandoffFor:      10 * time.Minute,
+		ExpireNotice:    72 * time.Hour,
+		ExpirePerHour:   100,
+		TrimAfter:       2 * bus.SyncInterval,
+		HungAfter:       15 * time.Second,
 	}
 }
 
@@ -112,6 +130,10 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: retry_min %s and retry_max %s are no back-off", c.RetryMin, c.RetryMax)
 	case c.WakeTimeout <= 0 || c.SleepTimeout <= 0 || c.DeleteTimeout <= 0 || c.OpenDeadline <= 0:
 		return fmt.Errorf("scheduler: time-outs must be above zero")
+	case c.HandoffParallel < 1 || c.HandoffRate < 1 || c.HandoffFor <= 0:
+		return fmt.Errorf("scheduler: handoff_parallel %d, handoff_rate %d and handoff_for %s must be above zero", c.HandoffParallel, c.HandoffRate, c.HandoffFor)
+	case c.Join && c.Bind == "":
+		return fmt.Errorf("scheduler: join is set, but without bind there is no group to join")
 	case c.Bind != "" && (c.TLSCert == "" || c.TLSKey == "" || c.TLSCA == ""):
 		return fmt.Errorf("scheduler: bind is set, but replicas talk over mutual TLS only; tls_cert, tls_key and tls_ca are needed")
 	}
@@ -119,7 +141,7 @@ func (c Config) Validate() error {
 }
 
 func (c Config) replica() (replica.Config, error) {
-	out := replica.Config{Dir: filepath.Join(c.Dir, "raft"), Log: c.Log, Bind: c.Bind, ID: c.ReplicaID,
+	out := replica.Config{Dir: filepath.Join(c.Dir, "raft"), Log: c.Log, Bind: c.Bind, Advertise: c.Advertise, ID: c.ReplicaID, Join: c.Join,
 		HungAfter: c.HungAfter, Fatal: c.Fatal}
 	if c.Bind != "" {
 		var err error

@@ -105,7 +105,22 @@ func termsOf(t *corev1.Terms) core.Terms {
 	return core.Terms{Plan: t.GetPlan(), Template: t.GetTemplate(), Tier: t.GetTier(), Limits: limitsOf(t.GetLimits()),
 		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL,
 		Idle:      t.GetIdle().AsDuration(), Retention: t.GetRetention().AsDuration(), Image: t.GetImage(), TierReason: t.GetTierReason(),
-		Snapshots: snapshotsOf(t.GetSnapshots())}
+		Snapshots: snapshotsOf(t.GetSnapshots()), Priority: min(t.GetPriority(), maxPriority), Zones: zonesOf(t.GetZones()),
+		MaxAwake: t.GetMaxAwake()}
+}
+
+// Bounds of what terms may say of placement.
+const (
+	maxPriority = 100
+	maxZones    = 16
+)
+
+// zonesOf keeps what can be the name of a zone; one that cannot matches no host.
+func zonesOf(zones []string) (out []string) {
+	for _, z := range zones[:min(len(zones), maxZones)] {
+		out = append(out, z[:min(len(z), 63)])
+	}
+	return out
 }
 
 func snapshotsOf(s *corev1.Snapshots) core.Snapshots {
@@ -129,7 +144,7 @@ func protoTerms(t core.Terms) *corev1.Terms {
 	}
 	return &corev1.Terms{Plan: t.Plan, Template: t.Template, Tier: t.Tier, Limits: protoLimits(t.Limits), Persistence: p,
 		Idle: protoDuration(t.Idle), Retention: protoDuration(t.Retention), Image: t.Image, TierReason: t.TierReason,
-		Snapshots: protoSnapshots(t.Snapshots)}
+		Snapshots: protoSnapshots(t.Snapshots), Priority: t.Priority, Zones: t.Zones, MaxAwake: t.MaxAwake}
 }
 
 func actorOf(a *corev1.Actor) (core.Actor, error) {
@@ -216,7 +231,7 @@ func manifestOf(m *corev1.Manifest) core.ManifestInfo {
 func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
 	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(*s.Terms), Manifest: s.Manifest,
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
-		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.Dirty, Restore: snapshotWanted(s)}
+		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.TellRestored(), Restore: snapshotWanted(s)}
 	if d, ok := ctx.Deadline(); ok {
 		req.Deadline = timestamppb.New(d)
 	}
@@ -236,7 +251,7 @@ func sleepRequest(s *core.Session) *hostv1.SleepRequest {
 		sl = *s.Sleep
 	}
 	return &hostv1.SleepRequest{Session: sessionRef(s), IdleSince: protoTime(sl.IdleSince), Parent: s.Manifest,
-		Reason: sl.Reason, Force: sl.IdleSince == 0}
+		Reason: sl.Reason, Force: sl.Force || sl.IdleSince == 0}
 }
 
 func ownedSession(s *core.Session) *schedulerv1.OwnedSession {
@@ -248,7 +263,13 @@ func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 	out := &schedulerv1.SessionRecord{Session: sessionRef(s), State: s.State, Revision: s.Revision, Host: s.Host.String(),
 		Manifest: s.Manifest, Terms: protoTerms(*s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
 		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
-		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf)}
+		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf), NewestHost: s.Newest.String()}
+	if s.Wake != nil {
+		out.Waiting = s.Wake.Unplaced
+		if isHandoff(s) {
+			out.HandoffFrom, out.HandoffUntil = s.From.String(), protoTime(s.Wake.Deadline)
+		}
+	}
 	if whole {
 		out.LastWake = protoTiming(lastWake(s))
 	}
@@ -268,4 +289,15 @@ func lastWake(s *core.Session) core.Timing {
 		return core.Timing{}
 	}
 	return *s.LastWake
+}
+
+func protoPlan(p *core.Plan) *schedulerv1.Placement {
+	if p == nil {
+		return nil
+	}
+	out := &schedulerv1.Placement{Host: p.Host.String(), Reason: p.Reason, More: uint32(max(p.More, 0))}
+	for _, r := range p.Rows {
+		out.Rows = append(out.Rows, &schedulerv1.PlacementRow{Host: r.Host.String(), Refused: r.Refused, Ranks: r.Ranks})
+	}
+	return out
 }

@@ -350,11 +350,11 @@ func countFences(t *testing.T) func() int64 {
 		for _, scope := range out.ScopeMetrics {
 			for _, m := range scope.Metrics {
 				sum, ok := m.Data.(metricdata.Sum[int64])
-				if !ok || m.Name != "berth.scheduler.fencing_refusals" {
+				if !ok || m.Name != "berth.scheduler.fenced" {
 					continue
 				}
 				for _, p := range sum.DataPoints {
-					if v, _ := p.Attributes.Value("method"); v.AsString() == "commit_manifest" {
+					if v, _ := p.Attributes.Value("place"); v.AsString() == "manifest" {
 						n += p.Value
 					}
 				}

@@ -14,6 +14,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
+// works reports whether a loop has something to do for a session; one that
+// waits for a place is the queue's.
+func works(s *core.Session) bool { return len(core.Next(s)) > 0 && !waits(s) }
+
 // driver runs one loop for each session that is not at rest. A loop looks at
 // the stored session, does what follows from it, records the result, and looks
 // again, so that it needs no memory of its own and a new leader goes on.
@@ -96,7 +100,7 @@ func (d *driver) startAll() {
 	var keys []ids.SessionKey
 	d.l.rep.View(func(s *core.State) {
 		for _, sess := range s.Sessions() {
-			if len(core.Next(sess)) > 0 {
+			if works(sess) {
 				keys = append(keys, sess.Key)
 			}
 		}
@@ -118,7 +122,7 @@ func (d *driver) touch(key ids.SessionKey) {
 		return
 	}
 	s := d.l.session(key)
-	if d.ctx.Err() != nil || s == nil || len(core.Next(s)) == 0 {
+	if d.ctx.Err() != nil || s == nil || !works(s) {
 		return
 	}
 	lp := &loop{key: key, poke: make(chan struct{}, 1)}
@@ -174,7 +178,7 @@ func (d *driver) stop() {
 func (d *driver) run(lp *loop) {
 	for d.ctx.Err() == nil {
 		s := d.l.session(lp.key)
-		if s == nil || len(core.Next(s)) == 0 {
+		if s == nil || !works(s) {
 			if d.finish(lp) {
 				return
 			}

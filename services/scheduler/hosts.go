@@ -3,7 +3,9 @@ package scheduler
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
@@ -45,17 +47,24 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 	}
 	if req.GetAfter() == "" {
 		out, err := l.apply(ctx, core.Entry{Join: &core.Host{ID: h, Boot: req.GetBoot(), Key: req.GetHostKey(), Tiers: req.GetTiers(),
-			Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(), CPUPercent: l.cfg.CPUPercent}})
+			Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(),
+			CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
 		if err != nil {
 			return nil, errs.Wrap(op, h.String(), err)
 		}
 		if out.Refused != nil {
 			return nil, refused(op, h.String(), out.Refused)
 		}
-		if l.leases.grant(h, req.GetBoot()) {
+		fresh := l.leases.grant(h, req.GetBoot())
+		l.leases.say(h, req.GetBoot(), req.GetLoad())
+		if fresh {
 			l.driver.joined(h)
 		}
-		l.eraseNow()
+		l.tidy.now()
+		l.drains.now()
+		l.queue.room()
+	} else if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
 	}
 	return l.owned(h, ids.SessionKey(req.GetAfter())), nil
 }
@@ -79,16 +88,13 @@ func checkJoin(req *schedulerv1.JoinRequest) error {
 	return nil
 }
 
-// owned reads what a host owns, from a state that holds its join.
+// owned reads what a host owns, and what it may let go of, from a state that
+// holds its join. Both lists are cut at the same key.
 func (l *leader) owned(h ids.Host, after ids.SessionKey) *schedulerv1.JoinReply {
 	reply := &schedulerv1.JoinReply{Lease: durationpb.New(l.cfg.Lease), Complete: true}
-	var mine []*core.Session
+	var all []*core.Session
 	l.rep.View(func(st *core.State) {
-		for _, s := range st.Sessions() {
-			if s.Host == h && s.Key > after {
-				mine = append(mine, s)
-			}
-		}
+		all = append(st.OnHost(h), st.Stale(h)...)
 		for _, t := range st.Tombstones() {
 			for _, e := range t.Erase {
 				if e.Host == h && !e.Done && after == "" {
@@ -97,25 +103,44 @@ func (l *leader) owned(h ids.Host, after ids.SessionKey) *schedulerv1.JoinReply 
 			}
 		}
 	})
-	slices.SortFunc(mine, byKey)
-	if len(mine) > ownedPage {
-		mine = mine[:ownedPage]
-		reply.Complete, reply.Next = false, mine[ownedPage-1].Key.String()
+	all = slices.DeleteFunc(all, func(s *core.Session) bool { return s.Key <= after })
+	slices.SortFunc(all, byKey)
+	all = slices.Compact(all)
+	if len(all) > ownedPage {
+		all = all[:ownedPage]
+		reply.Complete, reply.Next = false, all[ownedPage-1].Key.String()
 	}
-	for _, s := range mine {
-		reply.Owned = append(reply.Owned, ownedSession(s))
+	for _, s := range all {
+		switch {
+		case s.Host == h || s.Newest == h:
+			reply.Owned = append(reply.Owned, ownedSession(s))
+		case isStale(s, h):
+			reply.Stale = append(reply.Stale, sessionRef(s))
+		}
 	}
 	return reply
 }
 
+// isStale reports whether a disk of s on h is older than what is saved: s was
+// active elsewhere since, under the epoch that it still has. Until then h's
+// disk may be what the next wake takes.
+func isStale(s *core.Session, h ids.Host) bool {
+	left := slices.ContainsFunc(s.Left, func(l core.Left) bool { return l.Host == h })
+	return s.Host != "" && s.Host != h && s.Newest != h && s.LastActive == s.Epoch && !left
+}
+
 func byKey(a, b *core.Session) int { return cmp.Compare(a.Key, b.Key) }
 
-// lease renews; a host that is unknown, lost or of another boot must join.
-func (l *leader) lease(_ context.Context, r bus.Request, req *schedulerv1.LeaseRequest) (*schedulerv1.LeaseReply, error) {
+// lease renews; a host that is unknown, lost or of another boot must join. A
+// leader that no majority follows any more grants nothing.
+func (l *leader) lease(ctx context.Context, r bus.Request, req *schedulerv1.LeaseRequest) (*schedulerv1.LeaseReply, error) {
 	const op = "scheduler.lease"
 	h, err := sameHost(r, req.GetHost())
 	if err != nil {
 		return nil, errs.Wrap(op, req.GetHost(), err)
+	}
+	if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
 	}
 	lost := true // also when the loss was recorded while the host joined again
 	l.rep.View(func(st *core.State) {
@@ -124,7 +149,11 @@ func (l *leader) lease(_ context.Context, r bus.Request, req *schedulerv1.LeaseR
 		}
 	})
 	if lost || !l.leases.renew(h, req.GetBoot()) {
+		l.m.fenced(ctx, placeLease)
 		return nil, errs.E(op, errkind.StaleEpoch, h.String(), "this boot holds no lease; join again")
+	}
+	if l.leases.say(h, req.GetBoot(), req.GetLoad()) {
+		l.queue.room()
 	}
 	return &schedulerv1.LeaseReply{Lease: durationpb.New(l.cfg.Lease)}, nil
 }
@@ -137,19 +166,19 @@ func (l *leader) commitManifest(ctx context.Context, r bus.Request, req *schedul
 		return nil, errs.Wrap(op, "", err)
 	}
 	m := req.GetManifest()
+	entry := core.Entry{Manifest: &core.ManifestCmd{Ref: ref, Host: r.Caller.Host, Manifest: manifestOf(m)}}
 	if max(len(m.GetId()), len(m.GetParent()), len(m.GetImageDigest()), len(m.GetRestoredFrom())) > maxID {
 		return nil, errs.E(op, errkind.TooLarge, ref.Session.String(), "an id of the manifest is too long")
 	}
 	if m.GetGeneration() != nil && generationOf(m.GetGeneration()) != ref.Generation || m.GetEpoch() != nil && epochOf(m.GetEpoch()) != ref.Epoch {
-		l.m.fenced(ctx, "commit_manifest")
+		l.m.fenced(ctx, entry.Name())
 		return nil, errs.E(op, errkind.StaleEpoch, ref.Session.String(), "the manifest is of another generation or epoch than the request")
 	}
-	out, err := l.apply(ctx, core.Entry{Manifest: &core.ManifestCmd{Ref: ref, Host: r.Caller.Host, Manifest: manifestOf(m)}})
+	out, err := l.apply(ctx, entry)
 	if err != nil {
 		return nil, errs.Wrap(op, ref.Session.String(), err)
 	}
 	if out.Refused != nil {
-		l.m.fenced(ctx, "commit_manifest")
 		return nil, refused(op, ref.Session.String(), out.Refused)
 	}
 	return &schedulerv1.CommitManifestReply{Head: out.Session.Manifest}, nil
@@ -175,54 +204,82 @@ func (l *leader) restore(ctx context.Context, _ bus.Request, req *schedulerv1.Re
 		return nil, errs.Wrap(op, k.String(), err)
 	}
 	if out.Refused != nil {
-		if out.Refused.Kind == errkind.StaleEpoch {
-			l.m.fenced(ctx, "restore")
-		}
 		return nil, refused(op, k.String(), out.Refused)
 	}
 	return &schedulerv1.RestoreReply{Record: record(out.Session, true)}, nil
 }
 
-// report records that compute ended by itself.
+// report records that compute ended by itself, or that a stale disk is gone.
 func (l *leader) report(ctx context.Context, r bus.Request, req *schedulerv1.ReportRequest) (*schedulerv1.ReportReply, error) {
 	const op = "scheduler.report"
 	_, ref, err := parseRef(req.GetSession())
 	if err != nil {
 		return nil, errs.Wrap(op, "", err)
 	}
-	if req.GetWhat() != "exited" {
-		return nil, errs.Errorf(op, errkind.Invalid, "%.40q cannot be reported; exited can", req.GetWhat())
+	var e core.Entry
+	switch req.GetWhat() {
+	case "exited":
+		var terms core.Terms
+		if s := l.session(ref.Session); s != nil {
+			terms = *s.Terms
+		}
+		reason := req.GetReason()
+		e.Exited = &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason[:min(len(reason), 512)],
+			Candidates: l.candidates([]ids.SessionKey{ref.Session}, terms)}
+	case "dropped":
+		e.Dropped = &core.Dropped{Session: ref.Session, Generation: ref.Generation, Host: r.Caller.Host}
+	default:
+		return nil, errs.Errorf(op, errkind.Invalid, "%.40q cannot be reported; exited and dropped can", req.GetWhat())
 	}
-	reason := req.GetReason()
-	if len(reason) > 512 {
-		reason = reason[:512]
-	}
-	var terms core.Terms
-	if s := l.session(ref.Session); s != nil {
-		terms = *s.Terms
-	}
-	out, err := l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason,
-		Candidates: l.candidates([]ids.SessionKey{ref.Session}, terms)}})
+	out, err := l.apply(ctx, e)
 	if err != nil {
 		return nil, errs.Wrap(op, ref.Session.String(), err)
 	}
 	if out.Refused != nil {
-		l.m.fenced(ctx, "report")
 		return nil, refused(op, ref.Session.String(), out.Refused)
 	}
-	return &schedulerv1.ReportReply{State: out.Session.State}, nil
+	reply := &schedulerv1.ReportReply{}
+	if out.Session != nil {
+		reply.State = out.Session.State
+	}
+	return reply, nil
 }
 
-// hosts lists every host that ever joined.
-func (l *leader) hosts(context.Context, bus.Request, *schedulerv1.HostsRequest) (*schedulerv1.HostsReply, error) {
+// hosts lists every host of the cell.
+func (l *leader) hosts(ctx context.Context, _ bus.Request, _ *schedulerv1.HostsRequest) (*schedulerv1.HostsReply, error) {
+	if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap("scheduler.hosts", "", err)
+	}
 	reply := &schedulerv1.HostsReply{}
 	l.rep.View(func(st *core.State) {
 		for _, h := range st.Hosts() {
-			u := st.Usage(h.ID)
-			reply.Hosts = append(reply.Hosts, &schedulerv1.HostRecord{Host: h.ID.String(), Boot: h.Boot,
-				Tiers: append([]corev1.Tier(nil), h.Tiers...), Capacity: protoLimits(h.Capacity), Zone: h.Zone, Labels: h.Labels,
-				Draining: h.Draining, Alive: l.leases.alive(h.ID) && !h.Lost, Sessions: uint32(u.Sessions), Active: uint32(u.Held)})
+			reply.Hosts = append(reply.Hosts, l.host(st, h))
 		}
 	})
 	return reply, nil
+}
+
+// hostRecord is one host as it is now, nil if it is not known.
+func (l *leader) hostRecord(id ids.Host) (out *schedulerv1.HostRecord) {
+	l.rep.View(func(st *core.State) {
+		if h := st.Host(id); h != nil {
+			out = l.host(st, h)
+		}
+	})
+	return out
+}
+
+func (l *leader) host(st *core.State, h *core.Host) *schedulerv1.HostRecord {
+	u := st.Usage(h.ID)
+	out := &schedulerv1.HostRecord{Host: h.ID.String(), Boot: h.Boot, Tiers: append([]corev1.Tier(nil), h.Tiers...),
+		Capacity: protoLimits(h.Capacity), Zone: h.Zone, Labels: h.Labels, Draining: h.Draining,
+		Sessions: uint32(u.Sessions), Active: uint32(u.Held), Lost: h.Lost, DrainDeadline: protoTime(h.DrainDeadline),
+		Drained: h.Drained, Unsaved: uint32(st.Unsaved(h.ID)),
+		Used: protoLimits(core.Limits{CPUMillis: uint32(min(u.CPUMillis, math.MaxUint32)), MemoryBytes: u.MemoryBytes,
+			PIDs: uint32(min(u.PIDs, math.MaxUint32)), DiskBytes: u.DiskBytes})}
+	if held, ok := l.leases.of(h.ID); ok && !h.Lost {
+		out.Alive, out.LeaseLeft = true, durationpb.New(max(time.Until(held.until)-l.cfg.LeaseDrift, 0))
+		out.Unhealthy = cmp.Or(held.load.unhealthy, l.leases.sick(h.ID))
+	}
+	return out
 }

@@ -3,7 +3,7 @@ package scheduler
 import (
 	"context"
 	"log/slog"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,30 +20,48 @@ import (
 const (
 	barrierTime = 10 * time.Second
 	tickEvery   = 30 * time.Second
-	eraseEvery  = 10 * time.Second
 	stopTime    = 500 * time.Millisecond
 )
 
 // leader is one term of leadership. What it keeps in memory can be rebuilt
-// from the state: leases begin afresh, drivers follow from the sessions.
+// from the state: leases begin afresh, drivers and the queue follow from the
+// sessions. When its context ends it does nothing more.
 type leader struct {
 	cfg    Config
+	ctx    context.Context
 	conn   *bus.Conn
 	rep    *replica.Replica
 	log    *slog.Logger
 	m      *metrics
 	leases *leases
 	driver *driver
+	queue  *queue
 	outbox *outbox
+	tidy   signal // erasures and what earlier epochs left are to be looked at
+	drains signal // likewise hosts that are drained
 	raised *atomic.Bool
+	began  time.Time
 }
 
 func newLeader(ctx context.Context, s *server) *leader {
-	l := &leader{cfg: s.cfg, conn: s.conn, rep: s.rep, log: s.cfg.Log, m: s.m, raised: &s.raised,
-		leases: newLeases(s.cfg.Lease + s.cfg.LeaseDrift)}
+	l := &leader{cfg: s.cfg, ctx: ctx, conn: s.conn, rep: s.rep, log: s.cfg.Log, m: s.m, raised: &s.raised, began: time.Now(),
+		leases: newLeases(s.cfg.Lease + s.cfg.LeaseDrift), tidy: newSignal(), drains: newSignal()}
 	l.driver = newDriver(ctx, l)
+	l.queue = newQueue(l)
 	l.outbox = newOutbox(l)
 	return l
+}
+
+// signal has one loop look again; any number of them before it does are one.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) now() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
 }
 
 // run works until ctx ends or the work cannot go on.
@@ -64,26 +82,26 @@ func (l *leader) run(ctx context.Context) error {
 	l.rep.OnApply(l.applied)
 	defer l.rep.OnApply(func(core.Outcome) {})
 	defer l.driver.stop()
+	l.queue.load()
 	l.driver.startAll()
 	svc, err := l.serve(ctx)
 	if err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return l.outbox.run(gctx) })
-	g.Go(func() error { return l.watchLeases(gctx) })
-	g.Go(func() error { return l.tick(gctx) })
-	g.Go(func() error { return l.erase(gctx) })
+	for _, loop := range []func(context.Context) error{l.outbox.run, l.queue.run, l.watchLeases, l.tick, l.tidyUp, l.drain} {
+		g.Go(func() error { return loop(gctx) })
+	}
 	if l.cfg.Ready != nil {
 		l.cfg.Ready()
 	}
-	err = g.Wait()
+	<-gctx.Done() // handlers end with ctx: nobody is kept waiting for an answer that cannot come
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
 	if serr := svc.Stop(sctx); serr != nil {
 		l.log.Warn("stop serving", "error", serr)
 	}
-	return err
+	return g.Wait()
 }
 
 // raise makes a restored cell a new incarnation, once.
@@ -105,7 +123,7 @@ func (l *leader) apply(ctx context.Context, e core.Entry) (core.Outcome, error) 
 	ctx, span := obs.Start(ctx, "scheduler.apply "+e.Name())
 	out, err := l.rep.Apply(ctx, e)
 	obs.End(span, err)
-	l.m.applied(ctx, e.Name(), time.Since(start), out, err)
+	l.m.applied(ctx, e, time.Since(start), out, err)
 	return out, err
 }
 
@@ -115,7 +133,12 @@ func (l *leader) applied(out core.Outcome) {
 		l.outbox.signal()
 	}
 	for _, k := range out.Touched {
+		s := l.session(k)
+		l.queue.look(k, s)
 		l.driver.touch(k)
+		if s != nil && len(s.Left) > 0 {
+			l.tidy.now()
+		}
 	}
 }
 
@@ -124,10 +147,31 @@ func (l *leader) session(keys ...ids.SessionKey) (s *core.Session) {
 	return s
 }
 
-// candidates are the hosts that may take a session now, best first.
-func (l *leader) candidates(keys []ids.SessionKey, t core.Terms) (out []ids.Host) {
-	l.rep.View(func(st *core.State) { out = st.Candidates(st.Session(keys...), t, l.leases.alive) })
-	return out
+// candidates are the hosts that may take a session now, best first, and some
+// that may not, for the plan. One whose wakes fail again and again comes last
+// of those that may.
+func (l *leader) candidates(keys []ids.SessionKey, t core.Terms) (out []core.Candidate) {
+	l.rep.View(func(st *core.State) { out = st.Rank(st.Session(keys...), t, l.leases.facts) })
+	var fit, sick, no []core.Candidate
+	for _, c := range out {
+		why := l.leases.sick(c.Host)
+		switch {
+		case c.Refused != "":
+			no = append(no, c)
+		case why != "":
+			c.Ranks = append(slices.Clone(c.Ranks), why)
+			sick = append(sick, c)
+		default:
+			fit = append(fit, c)
+		}
+	}
+	return slices.Concat(fit, sick, no)
+}
+
+// explained is the plan that a wake would get now.
+func (l *leader) explained(s *core.Session) (p core.Plan) {
+	l.rep.View(func(st *core.State) { p = st.Explain(s, l.leases.facts) })
+	return p
 }
 
 // tick advances leader time by the monotonic clock.
@@ -151,154 +195,36 @@ func (l *leader) tick(ctx context.Context) error {
 	}
 }
 
-// watchLeases declares hosts lost whose lease ran out.
+// watchLeases declares hosts lost whose lease ran out. Time in which this
+// process stood still does not count: nobody could renew.
 func (l *leader) watchLeases(ctx context.Context) error {
-	for {
+	every := l.cfg.Lease / 18
+	for last := time.Now(); ; last = time.Now() {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(l.cfg.Lease / 18):
+		case <-time.After(every):
+		}
+		if stood := time.Since(last) - every; stood > every {
+			l.leases.extend(stood)
+			continue
 		}
 		for host, boot := range l.leases.expired() {
-			l.log.Warn("host lost: its lease ran out", "host", host)
-			_, err := l.apply(ctx, core.Entry{HostLost: &core.HostLost{Host: host, Boot: boot, Reason: "its lease ran out"}})
-			if err != nil {
-				l.log.Warn("cannot record a lost host", "host", host, "error", err)
-				continue
-			}
-			l.leases.drop(host, boot)
+			l.lose(ctx, host, boot)
 		}
 	}
 }
 
-// erase removes deleted sessions from hosts that had them before, or were away at the time.
-func (l *leader) erase(ctx context.Context) error {
-	for {
-		type job struct {
-			t *core.Tombstone
-			e core.Erasure
-		}
-		var todo []job
-		l.rep.View(func(s *core.State) {
-			for _, t := range s.Tombstones() {
-				for _, e := range t.Erase {
-					if !e.Done && l.leases.alive(e.Host) {
-						todo = append(todo, job{t, e})
-					}
-				}
-			}
-		})
-		for _, j := range todo {
-			l.eraseOne(ctx, j.t, j.e)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(eraseEvery):
-		case <-l.leases.joined:
-		}
-	}
-}
-
-// eraseNow has erase look at once: a host is back, or a session was deleted.
-func (l *leader) eraseNow() {
-	select {
-	case l.leases.joined <- struct{}{}:
-	default:
-	}
-}
-
-func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone, e core.Erasure) {
-	ref := e.Ref(t)
-	if err := l.hostDelete(ctx, e.Host, t.Tenant, ref); err != nil {
-		l.log.Warn("cannot erase a deleted session yet", "session", t.Key, "host", e.Host, "error", err)
+// lose gives away what is on a host whose lease ran out.
+func (l *leader) lose(ctx context.Context, host ids.Host, boot string) {
+	l.log.Warn("host lost: its lease ran out", "host", host)
+	_, err := l.apply(ctx, core.Entry{HostLost: &core.HostLost{Host: host, Boot: boot, Reason: "its lease ran out",
+		Until: core.At(time.Now().Add(l.cfg.HandoffFor))}})
+	if err != nil {
+		l.log.Warn("cannot record a lost host", "host", host, "error", err)
 		return
 	}
-	if _, err := l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: true, Hosts: []ids.Host{e.Host}}}); err != nil {
-		l.log.Warn("cannot record an erased session", "session", t.Key, "error", err)
-	}
-}
-
-// leases are granted by the leader and live in its memory.
-type leases struct {
-	term   time.Duration
-	joined chan struct{}
-	mu     sync.Mutex
-	held   map[ids.Host]lease
-}
-
-type lease struct {
-	boot  string
-	until time.Time // monotonic
-	// held ends, by end, when this boot does not hold the lease any more.
-	held context.Context
-	end  context.CancelFunc
-}
-
-func newLeases(term time.Duration) *leases {
-	return &leases{term: term, held: map[ids.Host]lease{}, joined: make(chan struct{}, 1)}
-}
-
-// grant reports whether the lease went to a boot that did not hold it.
-func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	cur, ok := l.held[h]
-	if fresh = !ok || cur.boot != boot; fresh {
-		if ok {
-			cur.end()
-		}
-		cur = lease{boot: boot}
-		cur.held, cur.end = context.WithCancel(context.Background())
-	}
-	cur.until = time.Now().Add(l.term)
-	l.held[h] = cur
-	return fresh
-}
-
-// renew extends the lease of a boot that has one.
-func (l *leases) renew(h ids.Host, boot string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	cur, ok := l.held[h]
-	if !ok || cur.boot != boot || time.Now().After(cur.until) {
-		return false
-	}
-	cur.until = time.Now().Add(l.term)
-	l.held[h] = cur
-	return true
-}
-
-func (l *leases) alive(h ids.Host) bool {
-	_, ok := l.of(h)
-	return ok
-}
-
-// of returns the lease that a host holds now.
-func (l *leases) of(h ids.Host) (lease, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	cur, ok := l.held[h]
-	return cur, ok && time.Now().Before(cur.until)
-}
-
-func (l *leases) expired() map[ids.Host]string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := map[ids.Host]string{}
-	for h, cur := range l.held {
-		if time.Now().After(cur.until) {
-			out[h] = cur.boot
-		}
-	}
-	return out
-}
-
-func (l *leases) drop(h ids.Host, boot string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if cur, ok := l.held[h]; ok && cur.boot == boot && time.Now().After(cur.until) {
-		cur.end()
-		delete(l.held, h)
-	}
+	l.leases.drop(host, boot)
+	l.queue.room() // what is bound to it may go elsewhere
+	l.drains.now()
 }

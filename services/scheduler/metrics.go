@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -35,7 +36,7 @@ func newMetrics() (*metrics, error) {
 	keep(e)
 	m.refusals, e = meter.Int64Counter("berth.scheduler.refusals", metric.WithDescription("Log entries that were refused, by kind."))
 	keep(e)
-	m.fences, e = meter.Int64Counter("berth.scheduler.fencing_refusals", metric.WithDescription("Refusals for a generation, epoch or parent that is not the current one."))
+	m.fences, e = meter.Int64Counter("berth.scheduler.fenced", metric.WithDescription("Refusals for a generation, epoch, boot, host or parent that is not the current one, by place."))
 	keep(e)
 	m.wakes, e = meter.Float64Histogram("berth.scheduler.wake", metric.WithUnit("s"), metric.WithDescription("Time from an open to active."))
 	keep(e)
@@ -50,8 +51,11 @@ func newMetrics() (*metrics, error) {
 	return m, errs.Wrap("make metrics", "", err)
 }
 
-func (m *metrics) applied(ctx context.Context, entry string, took time.Duration, out core.Outcome, err error) {
-	result := "ok"
+func (m *metrics) applied(ctx context.Context, e core.Entry, took time.Duration, out core.Outcome, err error) {
+	entry, result := e.Name(), "ok"
+	if err == nil && isFence(e, out.Refused) {
+		m.fenced(ctx, entry)
+	}
 	switch {
 	case err != nil:
 		result = errs.Kind(err).String()
@@ -62,8 +66,29 @@ func (m *metrics) applied(ctx context.Context, entry string, took time.Duration,
 	m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("entry", entry), attribute.String("result", result)))
 }
 
-func (m *metrics) fenced(ctx context.Context, method string) {
-	m.fences.Add(ctx, 1, metric.WithAttributes(attribute.String("method", method)))
+// fenced counts what was refused because it came from somebody, or was about
+// something, that is not the current one. Places are the log's entries, counted
+// where all of them pass, and placeLease.
+func (m *metrics) fenced(ctx context.Context, place string) {
+	m.fences.Add(ctx, 1, metric.WithAttributes(attribute.String("place", place)))
+}
+
+// placeLease is the one place that refuses without an entry of the log.
+const placeLease = "lease"
+
+// isFence reports whether a refusal of an entry was one of fencing.
+func isFence(e core.Entry, f *core.Failure) bool {
+	switch {
+	case f == nil:
+		return false
+	case f.Kind == errkind.StaleEpoch:
+		return true
+	case f.Kind == errkind.Denied: // another host than the owner; a tenant's own denials are no matter of fencing
+		return e.Open == nil && e.Sleep == nil && e.Delete == nil && e.Restore == nil
+	case f.Kind == errkind.Conflict: // the head is not the expected parent, or what came back is not what was asked for
+		return e.Manifest != nil || e.Slept != nil || e.Woke != nil
+	}
+	return false
 }
 
 func (m *metrics) woke(ctx context.Context, took time.Duration, origin string) {

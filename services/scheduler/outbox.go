@@ -193,17 +193,19 @@ func detail(e *core.Event, out *schedulerv1.Event) {
 		}
 		out.Detail = &schedulerv1.Event_Admitted{Admitted: d}
 	case core.Placed:
-		out.Detail = &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: host, Reason: e.Reason}}
+		out.Detail = &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: host, Reason: e.Reason,
+			Plan: protoPlan(e.Plan), RequestId: req}}
 	case core.Activated:
 		out.Detail = &schedulerv1.Event_Active{Active: &schedulerv1.Active{Host: host, Origin: e.Origin, RestoredAsOf: protoTime(e.RestoredAsOf),
-			Timing: protoTiming(e.Timing), Idle: protoDuration(terms.Idle), Terms: protoTerms(terms), RequestId: req}}
+			Timing: protoTiming(e.Timing), Idle: protoDuration(terms.Idle), Terms: protoTerms(terms), RequestId: req,
+			Cause: e.Cause, FromHost: e.From.String()}}
 	case core.Renewed:
 		out.Detail = &schedulerv1.Event_Renewed{Renewed: &schedulerv1.Renewed{RequestId: req, Idle: protoDuration(terms.Idle)}}
 	case core.FellAsleep:
 		out.Detail = &schedulerv1.Event_Asleep{Asleep: &schedulerv1.Asleep{Manifest: e.Manifest, Host: host, Reason: e.Reason,
 			Retention: protoDuration(terms.Retention), Timing: protoTiming(e.Timing)}}
 	case core.Displaced:
-		out.Detail = &schedulerv1.Event_Displaced{Displaced: &schedulerv1.Displaced{Host: host, Reason: e.Reason}}
+		out.Detail = &schedulerv1.Event_Displaced{Displaced: &schedulerv1.Displaced{Host: host, Reason: e.Reason, Handoff: e.Handoff}}
 	case core.HasFailed:
 		out.Detail = &schedulerv1.Event_Failed{Failed: &schedulerv1.Failed{Failure: protoFailure(e.Failure)}}
 	case core.WasPaused:

@@ -138,8 +138,8 @@ func TestStuckStates(t *testing.T) {
 	wait := call(func() { _, _ = w.open(1, "r1") })
 	h.await(t, "wake")
 	w.restart()
-	wait()
 	open()
+	wait()
 	w.become(1, corev1.State_STATE_ACTIVE)
 	r := must[wakeReply](t)(w.open(1, "r1")) // the same request, sent again
 	if r.GetState() != corev1.State_STATE_ACTIVE || r.GetOrigin() != corev1.Origin_ORIGIN_CREATED {
@@ -150,16 +150,16 @@ func TestStuckStates(t *testing.T) {
 	wait = call(func() { _, _ = w.close(1, "r2") })
 	h.await(t, "sleep")
 	w.restart()
-	wait()
 	open()
+	wait()
 	w.become(1, corev1.State_STATE_ASLEEP)
 
 	open = h.block("delete")
 	wait = call(func() { _, _ = w.delete(1, "r3") })
 	h.await(t, "delete")
 	w.restart()
-	wait()
 	open()
+	wait()
 	w.become(1, corev1.State_STATE_DELETED)
 	if d := must[deleteReplyT](t)(w.delete(1, "r3")); d.GetState() != corev1.State_STATE_DELETED {
 		t.Errorf("replayed delete: %v", d)
@@ -269,7 +269,7 @@ func TestBusyHostRefusesSleep(t *testing.T) {
 	r := must[wakeReply](t)(w.open(1, "r1"))
 	h.setBusy(true)
 	s, err := bus.Invoke[sleepReply](bustest.Context(t), w.life, "scheduler", "sleep", &schedulerv1.SleepRequest{
-		Tenant: "acme", Session: testKey(1).String(), Reason: "drain", Generation: r.GetSession().GetGeneration(), Epoch: r.GetSession().GetEpoch()})
+		Tenant: "acme", Session: testKey(1).String(), Reason: "close", Generation: r.GetSession().GetGeneration(), Epoch: r.GetSession().GetEpoch()})
 	// without idle_since it is forced, so the host may not refuse
 	if err != nil || s.GetState() != corev1.State_STATE_ASLEEP {
 		t.Errorf("forced sleep: %v, %v", s, err)

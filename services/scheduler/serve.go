@@ -11,6 +11,7 @@ import (
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
+	"google.golang.org/protobuf/proto"
 )
 
 // requests of one method that may run, and mostly wait, at once.
@@ -27,17 +28,24 @@ func (l *leader) serve(ctx context.Context) (*bus.Service, error) {
 		return nil, err
 	}
 	for _, err := range []error{
-		bus.Handle(svc, "wake", l.wake),
-		bus.Handle(svc, "sleep", l.sleep),
-		bus.Handle(svc, "delete", l.delete),
-		bus.Handle(svc, "join", l.join),
-		bus.Handle(svc, "lease", l.lease),
-		bus.Handle(svc, "commit_manifest", l.commitManifest),
-		bus.Handle(svc, "report", l.report),
-		bus.Handle(svc, "restore", l.restore),
-		bus.Handle(svc, "show", l.show),
-		bus.Handle(svc, "list", l.list),
-		bus.Handle(svc, "hosts", l.hosts),
+		led(l, svc, "wake", l.wake),
+		led(l, svc, "sleep", l.sleep),
+		led(l, svc, "delete", l.delete),
+		led(l, svc, "join", l.join),
+		led(l, svc, "lease", l.lease),
+		led(l, svc, "commit_manifest", l.commitManifest),
+		led(l, svc, "report", l.report),
+		led(l, svc, "restore", l.restore),
+		led(l, svc, "show", l.show),
+		led(l, svc, "list", l.list),
+		led(l, svc, "hosts", l.hosts),
+		led(l, svc, "drain", l.drainCall),
+		led(l, svc, "remove_host", l.removeHost),
+		led(l, svc, "explain", l.explain),
+		led(l, svc, "peers", l.peers),
+		led(l, svc, "add_peer", l.addPeer),
+		led(l, svc, "remove_peer", l.removePeer),
+		bus.Handle(svc, "transfer", l.transfer), // it outlives the leadership that it ends
 	} {
 		if err != nil {
 			_ = svc.Stop(ctx)
@@ -49,28 +57,73 @@ func (l *leader) serve(ctx context.Context) (*bus.Service, error) {
 		_ = svc.Stop(ctx)
 		return nil, errs.E("serve", errkind.Unavailable, "scheduler", err)
 	}
+	if err := svc.Announce(); err != nil {
+		l.log.Warn("cannot say that this replica serves; callers ask again by themselves", "error", err)
+	}
 	return svc, nil
 }
 
+// led serves a method for as long as this replica leads. Whoever waits when it
+// ends is told to ask the next leader, who knows all that was committed.
+func led[Req, Resp proto.Message](l *leader, svc *bus.Service, method string, h func(context.Context, bus.Request, Req) (Resp, error)) error {
+	return bus.Handle(svc, method, func(ctx context.Context, r bus.Request, req Req) (Resp, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(l.ctx, cancel)()
+		resp, err := h(ctx, r, req)
+		if err != nil && l.ctx.Err() != nil {
+			return resp, errs.E("scheduler."+method, errkind.NotLeader, "", "this replica does not lead any more")
+		}
+		return resp, err
+	})
+}
+
 // show answers with one session, also one that is deleted but remembered.
-func (l *leader) show(_ context.Context, _ bus.Request, req *schedulerv1.ShowRequest) (*schedulerv1.ShowReply, error) {
+func (l *leader) show(ctx context.Context, _ bus.Request, req *schedulerv1.ShowRequest) (*schedulerv1.ShowReply, error) {
 	const op = "scheduler.show"
 	k, err := ids.ParseSessionKey(req.GetSession())
 	if err != nil {
 		return nil, errs.Wrap(op, "", err)
 	}
-	var out *schedulerv1.SessionRecord
-	l.rep.View(func(st *core.State) {
-		if s := st.Session(k); s != nil && (req.GetTenant() == "" || s.Tenant.String() == req.GetTenant()) {
-			out = record(s, true)
-		} else if t := st.Tombstone(k); t != nil && (req.GetTenant() == "" || t.Tenant.String() == req.GetTenant()) {
-			out = deletedRecord(t)
-		}
-	})
+	if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap(op, k.String(), err)
+	}
+	out, _ := l.find(req.GetTenant(), k)
 	if out == nil {
 		return nil, errs.E(op, errkind.NotFound, k.String(), "there is no such session")
 	}
 	return &schedulerv1.ShowReply{Record: out}, nil
+}
+
+// find returns the record of a session, and the session if it is not deleted.
+func (l *leader) find(tenant string, k ids.SessionKey) (out *schedulerv1.SessionRecord, live *core.Session) {
+	l.rep.View(func(st *core.State) {
+		if s := st.Session(k); s != nil && (tenant == "" || s.Tenant.String() == tenant) {
+			out, live = record(s, true), s
+		} else if t := st.Tombstone(k); t != nil && (tenant == "" || t.Tenant.String() == tenant) {
+			out = deletedRecord(t)
+		}
+	})
+	return out, live
+}
+
+// explain answers with the plan that a wake of a session would get now; that of
+// its last placement is in its last event placed.
+func (l *leader) explain(ctx context.Context, _ bus.Request, req *schedulerv1.ExplainRequest) (*schedulerv1.ExplainReply, error) {
+	const op = "scheduler.explain"
+	k, err := ids.ParseSessionKey(req.GetSession())
+	if err != nil {
+		return nil, errs.Wrap(op, "", err)
+	}
+	if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap(op, k.String(), err)
+	}
+	rec, s := l.find(req.GetTenant(), k)
+	if s == nil {
+		return nil, errs.E(op, errkind.NotFound, k.String(), "there is no such session")
+	}
+	p := l.explained(s)
+	return &schedulerv1.ExplainReply{Record: rec, Now: protoPlan(&p)}, nil
 }
 
 const (
@@ -79,7 +132,10 @@ const (
 )
 
 // list answers with a page of sessions in order of their keys.
-func (l *leader) list(_ context.Context, _ bus.Request, req *schedulerv1.ListRequest) (*schedulerv1.ListReply, error) {
+func (l *leader) list(ctx context.Context, _ bus.Request, req *schedulerv1.ListRequest) (*schedulerv1.ListReply, error) {
+	if err := l.rep.Verify(ctx); err != nil {
+		return nil, errs.Wrap("scheduler.list", "", err)
+	}
 	limit := int(req.GetLimit())
 	if limit == 0 {
 		limit = listDefault

@@ -31,6 +31,9 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 	defer forget()
 	for {
 		changed, release := l.rep.Changed(l.canonical(o.Keys))
+		if s := l.session(o.Keys...); s == nil || !holds(s) {
+			l.queue.turn(ctx, o.Terms.Priority)
+		}
 		o.Candidates = l.candidates(o.Keys, o.Terms)
 		out, err := l.apply(ctx, core.Entry{Open: o})
 		if err == nil && !out.Wait {
@@ -215,6 +218,9 @@ func sleepOf(req *schedulerv1.SleepRequest) (*core.SleepCmd, error) {
 	}
 	c := &core.SleepCmd{Tenant: t, Keys: keys, Generation: generationOf(req.GetGeneration()), Epoch: epochOf(req.GetEpoch()),
 		IdleSince: timeOf(req.GetIdleSince()), Reason: req.GetReason(), Hash: req.GetBodyHash()}
+	if c.Reason == core.ReasonDrain {
+		return nil, errs.E("read request", errkind.Invalid, "", "a session is not drained by itself; drain its host")
+	}
 	if req.GetRequestId() != "" {
 		c.Request, err = ids.ParseRequestID(req.GetRequestId())
 	}
@@ -225,9 +231,6 @@ func sleepOf(req *schedulerv1.SleepRequest) (*core.SleepCmd, error) {
 func (l *leader) sleepReply(ctx context.Context, c *core.SleepCmd, out core.Outcome) (*schedulerv1.SleepReply, error) {
 	const op = "scheduler.sleep"
 	if out.Refused != nil {
-		if out.Refused.Kind == errkind.StaleEpoch {
-			l.m.fenced(ctx, "sleep")
-		}
 		return nil, refused(op, c.Keys[0].String(), out.Refused)
 	}
 	rec := out.Record

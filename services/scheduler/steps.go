@@ -2,13 +2,13 @@ package scheduler
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -22,15 +22,13 @@ func (l *leader) step(ctx context.Context, lp *loop, s *core.Session) time.Durat
 	tries := lp.tries
 	switch core.Next(s)[0].Kind {
 	case core.HostWake:
-		err = l.stepWake(ctx, s, tries)
+		err = l.stepWake(ctx, s)
 	case core.HostSleep:
 		err = l.stepSleep(ctx, lp, s)
 	case core.Revoke:
 		err = l.stepDelete(ctx, s)
 	case core.HostStop:
 		err = l.stepStop(ctx, s)
-	case core.Retry:
-		return l.stepPlace(ctx, s, tries)
 	}
 	if err == nil {
 		return 0
@@ -46,49 +44,101 @@ func (l *leader) backoff(tries int) time.Duration {
 	return min(l.cfg.RetryMin<<min(tries, 16), l.cfg.RetryMax)
 }
 
+// settle commits what follows from a host's answer, as core says, and what
+// follows when that is refused. The entry says nothing when nothing follows.
+func (l *leader) settle(ctx context.Context, a core.Answer) (core.Entry, core.Outcome, error) {
+	now := l.session(a.Session.Key)
+	terms := a.Session.Terms
+	if now != nil && now.Wake != nil {
+		terms = now.Wake.Terms
+	}
+	e, ok := core.After(now, a, l.tries(a.Session), l.candidates([]ids.SessionKey{a.Session.Key}, *terms))
+	if !ok {
+		return e, core.Outcome{}, nil
+	}
+	out, err := l.apply(ctx, e)
+	if err != nil || out.Refused == nil {
+		return e, out, err
+	}
+	if next, ok := core.Refused(e, *out.Refused); ok {
+		l.log.Error("what a host did is refused", "session", a.Session.Key, "host", a.Session.Host, "reason", out.Refused.Reason)
+		_, err = l.apply(ctx, next)
+		return next, out, err
+	}
+	return e, out, nil
+}
+
 // stepWake has the host wake the session and commits active.
-func (l *leader) stepWake(ctx context.Context, s *core.Session, tries int) error {
+func (l *leader) stepWake(ctx context.Context, s *core.Session) error {
 	b, ok := l.driver.beginning(s.Key)
 	if !ok {
 		b.at = time.Now()
 	}
 	placed := time.Since(b.at)
-	ref := refOf(s)
-	if !l.leases.alive(s.Host) {
-		return l.wakeFailed(ctx, s, ref, core.Failure{Kind: errkind.Unavailable, Reason: "host " + s.Host.String() + " holds no lease"})
+	a := core.Answer{Kind: core.HostWake, Session: s}
+	var resp *hostv1.WakeReply
+	var err error = errs.E("wake", errkind.Unavailable, "", "host "+s.Host.String()+" holds no lease")
+	if l.leases.alive(s.Host) {
+		hctx, cancel := l.wakeContext(ctx, s)
+		defer cancel()
+		hctx, span := obs.Start(hctx, "scheduler wake on host")
+		resp, err = callHost[*hostv1.WakeReply](hctx, l, s.Host, "wake", wakeRequest(hctx, s))
+		obs.End(span, err)
 	}
-	hctx, cancel := l.wakeContext(ctx, s)
-	defer cancel()
-	hctx, span := obs.Start(hctx, "scheduler wake on host")
-	resp, err := callHost[*hostv1.WakeReply](hctx, l, s.Host, "wake", wakeRequest(hctx, s))
-	obs.End(span, err)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err != nil {
-		return l.wakeFailed(ctx, s, ref, failureOf(err))
-	}
 	took := time.Since(b.at)
-	out, err := l.apply(ctx, core.Entry{Woke: &core.Woke{Ref: ref, Origin: resp.GetOrigin(),
-		RestoredAsOf: timeOf(resp.GetRestoredAsOf()), ImageDigest: resp.GetImageDigest(),
-		Timing: wakeTiming(placed, took, resp.GetTiming())}})
-	switch {
-	case err != nil:
-		return err
-	case out.Refused != nil && out.Refused.Kind == errkind.DataLoss:
-		l.log.Error("host offered a blank disk for a session with files", "session", s.Key, "host", s.Host)
-		_, err = l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: *out.Refused}})
-		return err
-	case out.Refused != nil && out.Refused.Kind == errkind.Conflict:
-		l.log.Error("host did not bring back the snapshot that was asked for", "session", s.Key, "host", s.Host)
-		_, err = l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: *out.Refused}})
-		return err
-	case out.Refused != nil:
-		l.m.fenced(ctx, "woke")
+	if err != nil {
+		f := failureOf(err)
+		a.Err = &f
+		l.wakeWentWrong(s, f)
+		if err := l.pause(ctx, s); err != nil {
+			return err
+		}
+	} else {
+		a.Woke = &core.Woke{Origin: resp.GetOrigin(), RestoredAsOf: timeOf(resp.GetRestoredAsOf()),
+			ImageDigest: resp.GetImageDigest(), Timing: wakeTiming(placed, took, resp.GetTiming())}
+	}
+	e, out, err := l.settle(ctx, a)
+	if err == nil && e.Woke != nil && out.Refused == nil {
+		l.leases.woke(s.Host, true)
+		l.m.woke(ctx, took, resp.GetOrigin().String())
+	}
+	return err
+}
+
+// wakeWentWrong notes a failed wake against its host, unless the session is to blame.
+func (l *leader) wakeWentWrong(s *core.Session, f core.Failure) {
+	l.log.Warn("wake failed", "session", s.Key, "host", s.Host, "epoch", s.Epoch, "reason", f.Reason)
+	switch f.Kind {
+	case errkind.Unavailable, errkind.Deadline, errkind.Internal:
+		l.leases.woke(s.Host, false)
+	}
+}
+
+// handoffTries is how many more placements a handoff may use up: nobody waits
+// for it, and what hosts share, such as the store, may be away for a while.
+const handoffTries = 7
+
+func (l *leader) tries(s *core.Session) int {
+	if isHandoff(s) && !asked(s) {
+		return l.cfg.WakeTries + handoffTries
+	}
+	return l.cfg.WakeTries
+}
+
+// pause waits before a wake that failed is placed again.
+func (l *leader) pause(ctx context.Context, s *core.Session) error {
+	if s.Wake == nil || s.Wake.Attempt < 1 || s.Wake.Attempt >= l.tries(s) {
 		return nil
 	}
-	l.m.woke(ctx, took, resp.GetOrigin().String())
-	return nil
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(l.backoff(s.Wake.Attempt - 1)):
+		return nil
+	}
 }
 
 // wakeContext ends with the try's own time-out or the open's deadline.
@@ -102,88 +152,50 @@ func (l *leader) wakeContext(ctx context.Context, s *core.Session) (context.Cont
 	return context.WithDeadline(ctx, end)
 }
 
-// wakeFailed places again while that makes sense.
-func (l *leader) wakeFailed(ctx context.Context, s *core.Session, ref core.Ref, f core.Failure) error {
-	retry := s.Wake != nil && s.Wake.Attempt < l.cfg.WakeTries && (f.Kind.Retry() || f.Kind == errkind.StaleEpoch)
-	if retry && s.Wake.Attempt > 0 {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(l.backoff(s.Wake.Attempt - 1)):
-		}
-	}
-	l.log.Warn("wake failed", "session", s.Key, "host", s.Host, "epoch", s.Epoch, "retry", retry, "reason", f.Reason)
-	_, err := l.apply(ctx, core.Entry{WakeFailed: &core.WakeFailed{Ref: ref, Failure: f, Retry: retry,
-		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
-	return err
-}
-
 // stepSleep has the host put the session to sleep, unless it is busy.
 func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error {
 	why, unsaved := l.driver.trouble(lp)
-	if s.Wake != nil && s.Wake.Deadline != 0 && s.Wake.Deadline.Std().Before(time.Now()) {
-		_, err := l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation, Why: why}})
-		return err
+	terms := s.Terms
+	if s.Wake != nil {
+		terms = s.Wake.Terms
 	}
-	if unsaved && s.Wake != nil {
-		return l.wakeUnsaved(ctx, s, why)
+	if e, ok := core.Before(s, core.At(time.Now()), why, unsaved, l.candidates([]ids.SessionKey{s.Key}, *terms)); ok {
+		_, err := l.apply(ctx, e)
+		return err
 	}
 	if !l.leases.alive(s.Host) {
 		return errs.Errorf("sleep", errkind.Unavailable, "host %s holds no lease", s.Host)
 	}
 	hctx, cancel := context.WithTimeout(ctx, l.cfg.SleepTimeout)
 	defer cancel()
-	ref := refOf(s)
 	resp, err := callHost[*hostv1.SleepReply](hctx, l, s.Host, "sleep", sleepRequest(s))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if gone(err) {
-		_, err = l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: ref, Host: s.Host, Reason: "the host has no sandbox of it",
-			Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
-		return err
-	}
-	if errs.Is(err, errkind.Unsaved) {
+	a := core.Answer{Kind: core.HostSleep, Session: s, NotFound: gone(err)}
+	switch {
+	case err != nil:
 		l.driver.note(lp, err)
-		now := l.session(s.Key)
-		why, _ = l.driver.trouble(lp)
-		switch {
-		case now == nil || now.Epoch != s.Epoch:
-		case now.Wake != nil:
-			return l.wakeUnsaved(ctx, now, why)
-		case slices.ContainsFunc(now.Pending, func(p core.Pending) bool { return p.Verb == core.VerbClose }):
-			if _, derr := l.apply(ctx, core.Entry{Delayed: &core.Delayed{Ref: ref, Reason: why}}); derr != nil {
-				return derr
-			}
+		f := failureOf(err)
+		if f.Kind == errkind.Unsaved {
+			f.Reason, _ = l.driver.trouble(lp)
 		}
+		a.Err = &f
+	case resp.GetBusy():
+		a.Busy, a.BusySince = true, timeOf(resp.GetLastActivity())
+	default:
+		a.Slept = &core.Slept{Manifest: manifestOf(resp.GetManifest()), Timing: timingOf(resp.GetTiming())}
 	}
-	if err != nil {
-		return err
+	e, out, aerr := l.settle(ctx, a)
+	switch {
+	case aerr != nil:
+		return aerr
+	case out.Refused != nil && out.Refused.Kind == errkind.Conflict:
+		return errs.E("commit sleep", errkind.Conflict, s.Key.String(), out.Refused.Reason)
+	case e.Delayed != nil || e.Name() == "none":
+		return err // nothing came of it: try again
 	}
-	if resp.GetBusy() {
-		_, err = l.apply(ctx, core.Entry{SleepRefused: &core.SleepRefused{Ref: ref, BusySince: timeOf(resp.GetLastActivity())}})
-		return err
-	}
-	out, err := l.apply(ctx, core.Entry{Slept: &core.Slept{Ref: ref, Manifest: manifestOf(resp.GetManifest()),
-		Timing: timingOf(resp.GetTiming()), Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Terms)}})
-	if err == nil && out.Refused != nil {
-		l.m.fenced(ctx, "slept")
-		if out.Refused.Kind == errkind.Conflict {
-			return errs.E("commit sleep", errkind.Conflict, s.Key.String(), out.Refused.Reason)
-		}
-	}
-	return err
-}
-
-// wakeUnsaved ends a sleep whose host has no compute left and cannot save the
-// disk, since an open waits: the session wakes from that disk, and nothing is lost.
-func (l *leader) wakeUnsaved(ctx context.Context, s *core.Session, why string) error {
-	out, err := l.apply(ctx, core.Entry{Exited: &core.Exited{Ref: refOf(s), Host: s.Host, Reason: why,
-		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)}})
-	if err == nil && out.Refused != nil {
-		l.m.fenced(ctx, "exited")
-	}
-	return err
+	return nil
 }
 
 // recall asks the host to keep a session that is going to sleep awake, which
@@ -208,15 +220,15 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 	if err != nil {
 		return err
 	}
-	var done []ids.Host
+	a := core.Answer{Kind: core.HostDelete, Session: s}
 	if s.Host != "" && l.leases.alive(s.Host) {
 		if err := l.hostDelete(dctx, s.Host, s.Tenant, ref); err != nil {
 			return err
 		}
-		done = append(done, s.Host)
+		a.Hosts = []ids.Host{s.Host}
 	}
-	_, err = l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: len(done) > 0, Hosts: done}})
-	l.eraseNow() // on the hosts that had it before
+	_, _, err = l.settle(ctx, a)
+	l.tidy.now() // on the hosts that had it before
 	return err
 }
 
@@ -235,40 +247,31 @@ func (l *leader) stepStop(ctx context.Context, s *core.Session) error {
 	if !l.leases.alive(s.Host) {
 		return errs.Errorf("stop", errkind.Unavailable, "host %s holds no lease", s.Host)
 	}
-	ref := refOf(s)
 	hctx, cancel := context.WithTimeout(ctx, l.cfg.SleepTimeout)
 	defer cancel()
 	var err error
 	if s.Terms.Ephemeral {
-		err = l.hostDelete(hctx, s.Host, s.Tenant, ref)
+		err = l.hostDelete(hctx, s.Host, s.Tenant, refOf(s))
 	} else {
-		req := &hostv1.SleepRequest{Session: sessionRef(s), Parent: s.Manifest, Reason: "failed", Force: true}
-		_, err = callHost[*hostv1.SleepReply](hctx, l, s.Host, "sleep", req)
+		err = l.forceSleep(hctx, s.Host, sessionRef(s), s.Manifest, "failed")
 	}
-	if err != nil && !gone(err) && !errs.Is(err, errkind.Unsaved) {
+	a := core.Answer{Kind: core.HostStop, Session: s, NotFound: gone(err)}
+	if err != nil {
+		f := failureOf(err)
+		a.Err = &f
+	}
+	e, _, aerr := l.settle(ctx, a)
+	if e.Stopped == nil {
 		return err
 	}
-	_, err = l.apply(ctx, core.Entry{Stopped: &ref})
-	return err
+	return aerr
 }
 
-// stepPlace waits a little and tries to place again.
-func (l *leader) stepPlace(ctx context.Context, s *core.Session, tries int) time.Duration {
-	wait := min(l.backoff(tries), 2*time.Second)
-	if s.Wake.Deadline != 0 {
-		wait = max(min(wait, time.Until(s.Wake.Deadline.Std())), 0)
-	}
-	select {
-	case <-ctx.Done():
-		return 0
-	case <-time.After(wait):
-	}
-	_, err := l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation,
-		Candidates: l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)}})
-	if err != nil {
-		return l.backoff(tries)
-	}
-	return time.Millisecond
+// forceSleep has a host remove the compute of an epoch, whoever uses it.
+func (l *leader) forceSleep(ctx context.Context, h ids.Host, ref *corev1.SessionRef, parent, reason string) error {
+	_, err := callHost[*hostv1.SleepReply](ctx, l, h, "sleep",
+		&hostv1.SleepRequest{Session: ref, Parent: parent, Reason: reason, Force: true})
+	return err
 }
 
 // gone reports whether the host has no compute of that epoch.

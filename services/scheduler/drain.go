@@ -1,0 +1,258 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+)
+
+const (
+	// drainWithin is how long a drain waits for awake sessions to fall idle.
+	drainWithin = 10 * time.Minute
+	drainMax    = 7 * 24 * time.Hour
+	// drainLook is how often a host that is drained is looked at.
+	drainLook = time.Second
+	// drainIdle is how long an awake session must have been left alone to be taken away.
+	drainIdle = 5 * time.Second
+	// moves of sleeping sessions that share a sync of the log.
+	moveParallel = 16
+)
+
+// drain hands over what is on hosts that are drained until ctx ends: saved
+// sleepers at once, unsaved ones when they are saved, awake ones when they are
+// idle or at the deadline. What it began is in the state, so that the next
+// leader goes on.
+func (l *leader) drain(ctx context.Context) error {
+	asked := map[ids.SessionKey]time.Time{} // when an awake session is asked next
+	for {
+		wait := tidyEvery
+		for _, h := range l.draining() {
+			l.drainHost(ctx, h, asked)
+			wait = drainLook
+		}
+		for k, at := range asked {
+			if time.Since(at) > time.Minute {
+				delete(asked, k)
+			}
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-l.drains:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// draining are the hosts that have something left to hand over.
+func (l *leader) draining() (out []*core.Host) {
+	l.rep.View(func(st *core.State) {
+		for _, h := range st.Hosts() {
+			if h.Draining && !h.Drained {
+				out = append(out, h)
+			}
+		}
+	})
+	return out
+}
+
+// drainHost takes one more step with everything that is on a host.
+func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.SessionKey]time.Time) {
+	var all []*core.Session
+	l.rep.View(func(st *core.State) { all = st.OnHost(h.ID) })
+	slices.SortStableFunc(all, func(a, b *core.Session) int {
+		return cmp.Or(cmp.Compare(b.Terms.Priority, a.Terms.Priority), cmp.Compare(a.ChangedAt, b.ChangedAt))
+	})
+	busy := 0 // under way there
+	var moves, asks []core.Entry
+	late := h.DrainDeadline != 0 && core.At(time.Now()) >= h.DrainDeadline
+	for _, s := range all {
+		e, ok := drainStep(s, h.ID, late)
+		switch {
+		case s.State == core.Sleeping:
+			busy++
+		case !ok:
+		case e.Move != nil:
+			moves = append(moves, e)
+		case e.Sleep != nil && !late && time.Now().Before(asked[s.Key]):
+		default:
+			asks = append(asks, e)
+		}
+	}
+	l.applyAll(ctx, moves)
+	if !l.leases.alive(h.ID) {
+		return // nobody can be asked; once it is lost its sessions are handed over
+	}
+	asks = asks[:min(len(asks), max(l.cfg.HandoffParallel-busy, 0))]
+	for _, e := range asks {
+		if e.Sleep != nil {
+			asked[e.Sleep.Keys[0]] = time.Now().Add(drainIdle)
+		}
+	}
+	l.applyAll(ctx, asks)
+}
+
+// drainStep is the entry that brings a session on h nearer to its being
+// elsewhere, false while there is none.
+func drainStep(s *core.Session, h ids.Host, late bool) (core.Entry, bool) {
+	switch s.State {
+	case core.Active:
+		if s.Host != h || s.Terms.Ephemeral && !late {
+			return core.Entry{}, false // an ephemeral session has no elsewhere
+		}
+		c := &core.SleepCmd{Tenant: s.Tenant, Keys: []ids.SessionKey{s.Key}, Generation: s.Generation, Epoch: s.Epoch,
+			Reason: core.ReasonDrain, Force: late}
+		if !late {
+			c.IdleSince = core.At(time.Now().Add(-drainIdle))
+		}
+		return core.Entry{Sleep: c}, true
+	case core.Asleep, core.Paused, core.Failed:
+		switch {
+		case s.NeedsStop || s.Wake != nil:
+		case s.Dirty && s.Newest == h && s.Host == h:
+			return core.Entry{Save: &core.Save{Ref: refOf(s), Host: h}}, true
+		case !s.Dirty && s.Host == h:
+			return core.Entry{Move: &core.Move{Session: s.Key, Generation: s.Generation, Host: h}}, true
+		}
+	}
+	return core.Entry{}, false
+}
+
+// applyAll commits entries, some at once; what is refused is seen at the next look.
+func (l *leader) applyAll(ctx context.Context, entries []core.Entry) {
+	var work sync.WaitGroup
+	slots := make(chan struct{}, moveParallel)
+	for _, e := range entries {
+		slots <- struct{}{}
+		work.Go(func() {
+			defer func() { <-slots }()
+			out, err := l.apply(ctx, e)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				l.log.Warn("cannot hand over yet", "entry", e.Name(), "error", err)
+			case err == nil && out.Refused != nil:
+				l.log.Debug("not handed over yet", "entry", e.Name(), "reason", out.Refused.Reason)
+			}
+		})
+	}
+	work.Wait()
+}
+
+// drainCall begins or ends a drain.
+func (l *leader) drainCall(ctx context.Context, _ bus.Request, req *schedulerv1.DrainRequest) (*schedulerv1.DrainReply, error) {
+	const op = "scheduler.drain"
+	h, err := ids.ParseHost(req.GetHost())
+	if err != nil {
+		return nil, errs.Wrap(op, req.GetHost(), err)
+	}
+	within := drainWithin
+	if req.GetWithin() != nil {
+		within = req.GetWithin().AsDuration()
+	}
+	if within < 0 || within > drainMax {
+		return nil, errs.Errorf(op, errkind.Invalid, "within is %s; 0 to %s are allowed", within, drainMax)
+	}
+	d := &core.Drain{Host: h, On: req.GetOn()}
+	if d.On {
+		d.Deadline = core.At(time.Now().Add(within))
+	}
+	out, err := l.apply(ctx, core.Entry{Drain: d})
+	if err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
+	}
+	if out.Refused != nil {
+		return nil, refused(op, h.String(), out.Refused)
+	}
+	l.drains.now()
+	if !d.On {
+		l.queue.room()
+	}
+	rec := l.hostRecord(h)
+	if rec == nil {
+		return nil, errs.E(op, errkind.NotFound, h.String(), "the host was removed meanwhile")
+	}
+	return &schedulerv1.DrainReply{Host: rec}, nil
+}
+
+// removeHost takes a host out for good, with what nobody else has.
+func (l *leader) removeHost(ctx context.Context, _ bus.Request, req *schedulerv1.RemoveHostRequest) (*schedulerv1.RemoveHostReply, error) {
+	const op = "scheduler.remove_host"
+	h, err := ids.ParseHost(req.GetHost())
+	if err != nil {
+		return nil, errs.Wrap(op, req.GetHost(), err)
+	}
+	before, undo, err := l.mayRemove(ctx, h)
+	if err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
+	}
+	out, err := l.apply(ctx, core.Entry{RemoveHost: &core.RemoveHost{Host: h, LoseUnsaved: req.GetLoseUnsaved()}})
+	if err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
+	}
+	if out.Refused != nil {
+		undo()
+		return nil, refused(op, h.String(), out.Refused)
+	}
+	l.leases.forget(h)
+	l.queue.room()
+	l.tidy.now()
+	reply := &schedulerv1.RemoveHostReply{}
+	for _, was := range before {
+		switch now := l.session(was.Key); {
+		case now == nil || now.Generation != was.Generation || !was.Dirty || was.Newest != h:
+		case now.Manifest == "":
+			reply.Lost = append(reply.Lost, sessionRef(now))
+		default:
+			reply.Rewound = append(reply.Rewound, sessionRef(now))
+		}
+	}
+	return reply, nil
+}
+
+// mayRemove refuses to remove a host that holds a lease, which only the leader
+// knows, and has sessions. One that has none is drained, so that it gets none
+// meanwhile; undo ends that. It returns what is on the host.
+func (l *leader) mayRemove(ctx context.Context, h ids.Host) (on []*core.Session, undo func(), err error) {
+	lost, draining, alive := false, false, l.leases.alive(h)
+	look := func() {
+		l.rep.View(func(st *core.State) {
+			if rec := st.Host(h); rec != nil {
+				lost, draining = rec.Lost, rec.Draining
+			}
+			on = st.OnHost(h)
+		})
+	}
+	look()
+	undo = func() {}
+	if alive && !lost && !draining && len(on) == 0 {
+		drain := func(on bool) error {
+			_, err := l.apply(ctx, core.Entry{Drain: &core.Drain{Host: h, On: on}})
+			return err
+		}
+		if err := drain(true); err != nil {
+			return nil, undo, err
+		}
+		undo = func() { _ = drain(false) } // else it is seen to be draining
+		look()
+	}
+	switch {
+	case lost || len(on) == 0:
+		return on, undo, nil
+	case alive:
+		undo()
+		return nil, undo, errs.E("remove host", errkind.Refused, "", "it holds a lease and has sessions; drain it first")
+	}
+	return nil, undo, errs.E("remove host", errkind.Busy, "", "its lease has just run out; ask again in a moment")
+}

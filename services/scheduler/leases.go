@@ -1,0 +1,208 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
+)
+
+// leases are granted by the leader and live in its memory, with what each host
+// said of itself last and how its wakes went.
+type leases struct {
+	term time.Duration
+	mu   sync.Mutex
+	held map[ids.Host]lease
+	// Wakes that failed in a row, by host; it outlives a boot.
+	wakes map[ids.Host]health
+}
+
+type lease struct {
+	boot  string
+	until time.Time // monotonic
+	load  load
+	// held ends, by end, when this boot does not hold the lease any more.
+	held context.Context
+	end  context.CancelFunc
+}
+
+// load is what a host said of itself: advice.
+type load struct {
+	images    map[string]bool
+	warm      map[string]uint32
+	unhealthy string
+}
+
+// health of a host as its wakes show it.
+type health struct {
+	failed int // in a row
+	until  time.Time
+}
+
+// Bounds of what a host may say, and of how long it is set back.
+const (
+	maxLoad   = 256
+	maxReason = 200
+	// sickAfter wakes that failed in a row a host comes last in rank for a while.
+	sickAfter = 3
+	sickMin   = 30 * time.Second
+	sickMax   = 10 * time.Minute
+)
+
+func newLeases(term time.Duration) *leases {
+	return &leases{term: term, held: map[ids.Host]lease{}, wakes: map[ids.Host]health{}}
+}
+
+// grant reports whether the lease went to a boot that did not hold it.
+func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur, ok := l.held[h]
+	if fresh = !ok || cur.boot != boot; fresh {
+		if ok {
+			cur.end()
+		}
+		cur = lease{boot: boot}
+		cur.held, cur.end = context.WithCancel(context.Background())
+	}
+	cur.until = time.Now().Add(l.term)
+	l.held[h] = cur
+	return fresh
+}
+
+// renew extends the lease of a boot that has one.
+func (l *leases) renew(h ids.Host, boot string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur, ok := l.held[h]
+	if !ok || cur.boot != boot || time.Now().After(cur.until) {
+		return false
+	}
+	cur.until = time.Now().Add(l.term)
+	l.held[h] = cur
+	return true
+}
+
+// say keeps what a host says of itself. It reports whether the host is well
+// now and was not before, so that it may take what waits.
+func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (better bool) {
+	if said == nil {
+		return false
+	}
+	n := load{images: map[string]bool{}, warm: map[string]uint32{}, unhealthy: said.GetUnhealthy()}
+	n.unhealthy = n.unhealthy[:min(len(n.unhealthy), maxReason)]
+	for _, ref := range said.GetImages()[:min(len(said.GetImages()), maxLoad)] {
+		if len(ref) <= maxID {
+			n.images[ref] = true
+		}
+	}
+	for template, count := range said.GetWarm() {
+		if len(n.warm) < maxLoad && len(template) <= maxID {
+			n.warm[template] = count
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur, ok := l.held[h]
+	if !ok || cur.boot != boot {
+		return false
+	}
+	better = cur.load.unhealthy != "" && n.unhealthy == ""
+	cur.load = n
+	l.held[h] = cur
+	return better
+}
+
+// facts are what placement may know of a host.
+func (l *leases) facts(h ids.Host) core.HostFacts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur, ok := l.held[h]
+	return core.HostFacts{Alive: ok && time.Now().Before(cur.until), Unhealthy: cur.load.unhealthy,
+		Images: func(ref string) bool { return cur.load.images[ref] },
+		Warm:   func(template string) uint32 { return cur.load.warm[template] }}
+}
+
+// woke notes how a wake on a host ended.
+func (l *leases) woke(h ids.Host, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ok {
+		delete(l.wakes, h)
+		return
+	}
+	w := l.wakes[h]
+	if w.failed++; w.failed >= sickAfter {
+		w.until = time.Now().Add(min(sickMin<<min(w.failed-sickAfter, 8), sickMax))
+	}
+	l.wakes[h] = w
+}
+
+// sick says in words why a host comes last in rank now; empty: it does not.
+func (l *leases) sick(h ids.Host) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.wakes[h]; time.Now().Before(w.until) {
+		return fmt.Sprintf("last: %d wakes in a row failed there", w.failed)
+	}
+	return ""
+}
+
+func (l *leases) alive(h ids.Host) bool {
+	_, ok := l.of(h)
+	return ok
+}
+
+// of returns the lease that a host holds now.
+func (l *leases) of(h ids.Host) (lease, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur, ok := l.held[h]
+	return cur, ok && time.Now().Before(cur.until)
+}
+
+func (l *leases) expired() map[ids.Host]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[ids.Host]string{}
+	for h, cur := range l.held {
+		if time.Now().After(cur.until) {
+			out[h] = cur.boot
+		}
+	}
+	return out
+}
+
+// extend adds time in which nobody could renew, since this process stood still.
+func (l *leases) extend(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for h, cur := range l.held {
+		cur.until = cur.until.Add(d)
+		l.held[h] = cur
+	}
+}
+
+func (l *leases) drop(h ids.Host, boot string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if cur, ok := l.held[h]; ok && cur.boot == boot && time.Now().After(cur.until) {
+		cur.end()
+		delete(l.held, h)
+	}
+}
+
+// forget ends the lease of a host that was removed.
+func (l *leases) forget(h ids.Host) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if cur, ok := l.held[h]; ok {
+		cur.end()
+	}
+	delete(l.held, h)
+	delete(l.wakes, h)
+}
