@@ -88,7 +88,9 @@ func Connect(ctx context.Context, login Login, opts ...Option) (*Conn, error) {
 	if c.nc, err = dial(ctx, login.URL, nopts); err != nil {
 		return nil, errs.E("connect to bus at "+login.URL, connectKind(err), login.Name, err)
 	}
-	c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithDefaultTimeout(10*time.Second))
+	c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncMaxPending(4096),
+		jetstream.WithPublishAsyncTimeout(ackWait), // else a publish that died with a stream's leader never ends
+		jetstream.WithDefaultTimeout(10*time.Second))
 	if err != nil {
 		c.nc.Close()
 		return nil, errs.E("connect to bus", errkind.Internal, login.Name, err)
@@ -113,6 +115,7 @@ func (c *Conn) natsOptions(login Login, o options) ([]nats.Option, error) {
 		nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 200*time.Millisecond),
 		nats.ReconnectBufSize(-1), // a publish while disconnected fails instead of pretending
+		nats.Timeout(time.Second), // for one node; the next one is tried after it
 		nats.PingInterval(10 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.IgnoreAuthErrorAbort(),
@@ -125,8 +128,13 @@ func (c *Conn) natsOptions(login Login, o options) ([]nats.Option, error) {
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) { c.reconnected() }),
 	}
+	if strings.Contains(login.URL, ",") {
+		// With somewhere else to go, a node that is cut off and resets nothing
+		// is left after two to three seconds.
+		out = append(out, nats.PingInterval(time.Second))
+	}
 	if o.server != nil {
-		out = append(out, nats.InProcessServer(o.server.ns))
+		out = append(out, nats.InProcessServer(o.server.ns), nats.PingInterval(10*time.Second))
 	}
 	return append(out, o.extra...), nil
 }

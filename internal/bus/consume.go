@@ -54,7 +54,7 @@ type ConsumerSpec struct {
 	Workers   int           // handlers at once, and most messages in hand; default 8
 	Timeout   time.Duration // of one handling, default 2 minutes
 	SingleAck bool          // do not wait until the server confirmed an ack (a redelivery is then likelier)
-	Heartbeat time.Duration // silence of twice this long is a stall; default 5 s
+	Heartbeat time.Duration // silence of more than twice this long means that the consumer's leader is gone; default 2 s
 }
 
 // Spec returns the spec of a consumer of the catalogue; an unknown name is a
@@ -133,7 +133,7 @@ func (s *ConsumerSpec) defaults() {
 		s.Timeout = 2 * time.Minute
 	}
 	if s.Heartbeat <= 0 {
-		s.Heartbeat = 5 * time.Second
+		s.Heartbeat = 2 * time.Second
 	}
 	if s.AckWait <= 0 {
 		s.AckWait = 30 * time.Second

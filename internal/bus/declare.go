@@ -21,7 +21,8 @@ type Declaration struct {
 	Buckets      []subjects.Bucket
 	ObjectStores []subjects.ObjectStore
 	Consumers    []subjects.Consumer
-	Replicas     int // 0 means 1
+	Replicas     int  // 0 means 1
+	Clustered    bool // nothing is written asynchronously, so that one replica can become three in place
 }
 
 // Declared is the catalogue's declaration with a number of replicas.
@@ -51,7 +52,7 @@ func declaredBytes() (n int64) {
 // returns one line per change that it made. c must be the keeper.
 func Reconcile(ctx context.Context, c *Conn, d Declaration) (changes []string, err error) {
 	for _, s := range d.Streams {
-		if changes, err = c.assertStream(ctx, streamConfig(s, d.Replicas), changes); err != nil {
+		if changes, err = c.assertStream(ctx, d.streamConfig(s), changes); err != nil {
 			return changes, err
 		}
 	}
@@ -73,7 +74,7 @@ func Reconcile(ctx context.Context, c *Conn, d Declaration) (changes []string, e
 	return changes, nil
 }
 
-func streamConfig(s subjects.Stream, replicas int) jetstream.StreamConfig {
+func (d Declaration) streamConfig(s subjects.Stream) jetstream.StreamConfig {
 	cfg := jetstream.StreamConfig{
 		Name:              s.Name,
 		Description:       s.Doc,
@@ -88,7 +89,7 @@ func streamConfig(s subjects.Stream, replicas int) jetstream.StreamConfig {
 		MaxConsumers:      -1,
 		MaxMsgsPerSubject: -1,
 		Duplicates:        s.DuplicateWindow,
-		Replicas:          max(replicas, 1),
+		Replicas:          max(d.Replicas, 1),
 		AllowDirect:       true,
 		AllowMsgSchedules: s.Schedules,
 		AllowRollup:       s.Schedules,
@@ -102,7 +103,9 @@ func streamConfig(s subjects.Stream, replicas int) jetstream.StreamConfig {
 	if s.MaxPerSubject > 0 {
 		cfg.MaxMsgsPerSubject = s.MaxPerSubject
 	}
-	if s.Async && cfg.Replicas == 1 {
+	// Replicated streams cannot be asynchronous: every append to their log is
+	// synced on a majority before it is acknowledged, as BERTH_REQUESTS must be.
+	if s.Async && cfg.Replicas == 1 && !d.Clustered {
 		cfg.PersistMode = jetstream.AsyncPersistMode
 	}
 	return cfg
@@ -172,8 +175,12 @@ func consumerConfig(s subjects.Consumer) jetstream.ConsumerConfig {
 	return cfg
 }
 
+const declareWait = 10 * time.Second
+
 func (c *Conn) assertStream(ctx context.Context, want jetstream.StreamConfig, changes []string) ([]string, error) {
 	op := "declare stream"
+	ctx, cancel := context.WithTimeout(ctx, declareWait) // a leader that died answers never
+	defer cancel()
 	st, err := c.js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if _, err := c.js.CreateStream(ctx, want); err != nil {
@@ -203,6 +210,8 @@ func (c *Conn) assertStream(ctx context.Context, want jetstream.StreamConfig, ch
 
 func (c *Conn) assertConsumer(ctx context.Context, s subjects.Consumer, changes []string) ([]string, error) {
 	op, want := "declare consumer", consumerConfig(s)
+	ctx, cancel := context.WithTimeout(ctx, declareWait)
+	defer cancel()
 	cons, err := c.js.Consumer(ctx, s.Stream, s.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		if _, err := c.js.CreateConsumer(ctx, s.Stream, want); err != nil {

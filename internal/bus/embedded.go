@@ -14,11 +14,16 @@ import (
 
 // EmbeddedConfig describes a whole bus inside this process.
 type EmbeddedConfig struct {
-	Dir         string            // the server's files are in Dir/bus, logins in Dir/keys and Dir/clients
-	Host        string            // default 127.0.0.1
+	Dir         string            // logins are in Dir/keys and Dir/clients; nodes of a cluster share them
+	Store       string            // the server's files, default Dir/bus
+	Host        string            // default 127.0.0.1; see ServerConfig
 	Port        int               // -1: a free one; 0: no TCP listener
+	Advertise   string            // see ServerConfig
+	Name        string            // see ServerConfig
+	URL         string            // what client files say: the nodes, comma-separated; default this server's
 	Callers     []subjects.Caller // besides the services, operator and keeper
-	Declaration *Declaration      // default: the catalogue's
+	Declaration *Declaration      // default: the catalogue's, with three replicas in a cluster
+	Cluster     *ClusterConfig    // default: a single server
 	Log         *slog.Logger
 }
 
@@ -27,6 +32,7 @@ type EmbeddedConfig struct {
 type Embedded struct {
 	*Server
 	dir    string
+	url    string
 	log    *slog.Logger
 	mu     sync.Mutex
 	known  []subjects.Caller
@@ -35,21 +41,27 @@ type Embedded struct {
 }
 
 // StartEmbedded makes missing keys and client files, starts the server and
-// the keeper.
+// the keeper. In a cluster it waits, within ctx, for enough other nodes; keys
+// must then be there already (EnsureKeys), because nodes that start at once
+// would make different ones.
 func StartEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Embedded, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	decl := Declared(1)
+	if cfg.Cluster != nil {
+		decl = Declared(3)
+	}
 	if cfg.Declaration != nil {
 		decl = *cfg.Declaration
 	}
-	e := &Embedded{dir: cfg.Dir, log: cfg.Log, known: append(everyService(), cfg.Callers...)}
-	users, err := EnsureKeys(cfg.Dir, "", e.known)
+	e := &Embedded{dir: cfg.Dir, url: cfg.URL, log: cfg.Log, known: append(everyService(), cfg.Callers...)}
+	users, err := EnsureKeys(cfg.Dir, cfg.URL, e.known)
 	if err != nil {
 		return nil, errs.E("start bus", errkind.Invalid, "", err)
 	}
-	e.Server, err = StartServer(ServerConfig{StoreDir: filepath.Join(cfg.Dir, "bus"), Host: cfg.Host, Port: cfg.Port, Users: users})
+	e.Server, err = StartServer(ServerConfig{StoreDir: orDefault(cfg.Store, filepath.Join(cfg.Dir, "bus")),
+		Host: cfg.Host, Port: cfg.Port, Advertise: cfg.Advertise, Name: cfg.Name, Users: users, Cluster: cfg.Cluster})
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +75,7 @@ func StartEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Embedded, error) {
 // keep writes the client files, now that the URL is known, and starts the
 // keeper.
 func (e *Embedded) keep(ctx context.Context, decl Declaration) (err error) {
-	if _, err = EnsureKeys(e.dir, e.URL(), e.known); err != nil {
+	if _, err = EnsureKeys(e.dir, e.clientURL(), e.known); err != nil {
 		return errs.E("start bus", errkind.Invalid, "", err)
 	}
 	if e.admin, err = e.Connect(ctx, subjects.Keeper()); err != nil {
@@ -72,6 +84,8 @@ func (e *Embedded) keep(ctx context.Context, decl Declaration) (err error) {
 	e.keeper, err = StartKeeper(ctx, e.admin, decl, 30*time.Second)
 	return err
 }
+
+func (e *Embedded) clientURL() string { return orDefault(e.url, e.URL()) }
 
 func everyService() []subjects.Caller {
 	out := []subjects.Caller{subjects.Keeper(), subjects.Operator()}
@@ -91,7 +105,7 @@ func (e *Embedded) Allow(callers ...subjects.Caller) error {
 			known = append(known, c)
 		}
 	}
-	users, err := EnsureKeys(e.dir, e.URL(), known)
+	users, err := EnsureKeys(e.dir, e.clientURL(), known)
 	if err != nil {
 		return errs.E("allow bus users", errkind.Internal, "", err)
 	}

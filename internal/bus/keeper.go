@@ -32,15 +32,15 @@ type Keeper struct {
 }
 
 // StartKeeper reconciles and goes on watching. c must be logged in as
-// subjects.Keeper().
+// subjects.Keeper(). In a cluster it waits, within ctx, until JetStream has a
+// leader and enough nodes for the replicas declared. Several keepers of one
+// declaration may run at once, one beside each server: what they do is
+// idempotent.
 func StartKeeper(ctx context.Context, c *Conn, d Declaration, every time.Duration) (*Keeper, error) {
-	changes, err := Reconcile(ctx, c, d)
-	for _, line := range changes {
-		c.log.Info(line)
-	}
-	if err != nil {
+	if err := c.reconcileWithin(ctx, d); err != nil {
 		return nil, err
 	}
+	var err error
 	k := &Keeper{conn: c, decl: d, done: make(chan struct{})}
 	if k.svc, err = c.Serve(ctx, ServiceConfig{Name: "bus", Description: "Keeps streams and consumers as declared."}); err != nil {
 		return nil, err
@@ -53,25 +53,58 @@ func StartKeeper(ctx context.Context, c *Conn, d Declaration, every time.Duratio
 	return k, nil
 }
 
+// reconcileWithin tries again while it is too early.
+func (c *Conn) reconcileWithin(ctx context.Context, d Declaration) error {
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		changes, err := Reconcile(ctx, c, d)
+		for _, line := range changes {
+			c.log.Info(line)
+		}
+		if err == nil || ctx.Err() != nil || !tooEarly(err) {
+			return err
+		}
+		c.log.Debug("the bus cannot be brought to its declaration yet", "error", err)
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// tooEarly tells whether nodes of the cluster or its leader are missing.
+func tooEarly(err error) bool {
+	return errs.Is(err, errkind.Unavailable) || errs.Is(err, errkind.Deadline) || errs.Is(err, errkind.Exhausted)
+}
+
 func (k *Keeper) watch(ctx context.Context, every time.Duration) {
 	defer close(k.done)
 	if every <= 0 {
 		every = 30 * time.Second
 	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
+	back := make(chan struct{}, 1) // a node that returned may lack something
+	defer k.conn.onReconnect(func() { poke(back) })()
+	wait := every
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-back:
+		case <-time.After(wait):
 		}
 		changes, err := Reconcile(ctx, k.conn, k.decl)
 		for _, line := range changes {
 			k.conn.log.Warn("the bus differed from its declaration", "change", line)
 		}
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil || ctx.Err() != nil:
+			wait = every
+		case tooEarly(err):
+			k.conn.log.Warn("the bus cannot be compared with its declaration now", "error", err)
+			wait = min(2*time.Second, every)
+		default:
 			k.conn.log.Error("the bus differs from its declaration", "error", err)
+			wait = every
 		}
 	}
 }

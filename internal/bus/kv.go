@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -35,18 +36,55 @@ func (c *Conn) OpenBucket(ctx context.Context, name string) (*Bucket, error) {
 // KV returns the bucket of nats.go below, for watching.
 func (b *Bucket) KV() jetstream.KeyValue { return b.kv }
 
-// Get returns a key's value and revision.
+// Get returns a key's value and revision as the bucket's leader has them: what
+// was written before is seen. After the loss of the leader it waits, within
+// ctx, until there is another, which takes 4 to 8 s.
 func (b *Bucket) Get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
-	e, err := b.kv.Get(ctx, key)
+	var m *jetstream.RawStreamMsg
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	err = whileAway(ctx, readWait, func(ctx context.Context) error {
+		m, err = b.conn.lastMsg(ctx, "KV_"+b.name, "$KV."+b.name+"."+key)
+		return err
+	})
+	if errs.Is(err, errkind.NotFound) || err == nil && m.Header.Get("KV-Operation") != "" || err == nil && m.Header.Get("Nats-Marker-Reason") != "" {
+		return nil, 0, b.conn.kvFailed("get", b.name+"/"+key, jetstream.ErrKeyNotFound)
+	}
+	if err != nil {
+		return nil, 0, b.conn.kvFailed("get", b.name+"/"+key, err)
+	}
+	return m.Data, m.Sequence, nil
+}
+
+// GetAny is Get from any replica, also while the bucket has no leader. It may
+// miss what was written lately and show what was deleted lately.
+func (b *Bucket) GetAny(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	var e jetstream.KeyValueEntry
+	err = whileAway(ctx, anyWait, func(ctx context.Context) error {
+		e, err = b.kv.Get(ctx, key)
+		return err
+	})
 	if err != nil {
 		return nil, 0, b.conn.kvFailed("get", b.name+"/"+key, err)
 	}
 	return e.Value(), e.Revision(), nil
 }
 
+const (
+	readWait = 2 * time.Second        // for an answer of a leader that may be dead
+	anyWait  = 500 * time.Millisecond // for one of several replicas, of which one may be dead
+)
+
 // Put writes a key whatever it held.
 func (b *Bucket) Put(ctx context.Context, key string, value []byte) (revision uint64, err error) {
-	revision, err = b.kv.Put(ctx, key, value)
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	err = whileAway(ctx, ackWait, func(ctx context.Context) error {
+		revision, err = b.kv.Put(ctx, key, value)
+		return err
+	})
 	return revision, b.conn.kvFailed("put", b.name+"/"+key, err)
 }
 
@@ -68,20 +106,63 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	return b.conn.kvFailed("delete", b.name+"/"+key, b.kv.Purge(ctx, key))
 }
 
-// SecureDelete overwrites the stored value of a key and then removes the key.
-// A key that does not exist is no error.
+// SecureDelete overwrites the stored value of a key on every replica and then
+// removes the key. A key that does not exist is no error. With replicas the
+// value also went through the log of the group, whose files keep it until
+// they are compacted: what must be unreadable at once is stored encrypted.
 func (b *Bucket) SecureDelete(ctx context.Context, key string) error {
-	e, err := b.kv.Get(ctx, key)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
+	id := b.name + "/" + key
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	_, rev, err := b.Get(ctx, key)
+	if errs.Is(err, errkind.NotFound) {
 		return nil
 	}
 	if err != nil {
-		return b.conn.kvFailed("secure delete", b.name+"/"+key, err)
+		return errs.Wrap("secure delete", id, err)
 	}
-	if err := b.conn.deleteMsg(ctx, "KV_"+b.name, e.Revision(), true); err != nil {
-		return b.conn.kvFailed("secure delete", b.name+"/"+key, err)
+	err = whileAway(ctx, ackWait, func(ctx context.Context) error {
+		err := b.conn.deleteMsg(ctx, "KV_"+b.name, rev, true)
+		if gone(err) {
+			return nil // by an attempt whose answer was lost
+		}
+		return err
+	})
+	if err == nil {
+		err = whileAway(ctx, ackWait, func(ctx context.Context) error { return b.kv.Purge(ctx, key) })
 	}
-	return b.conn.kvFailed("secure delete", b.name+"/"+key, b.kv.Purge(ctx, key))
+	return b.conn.kvFailed("secure delete", id, err)
+}
+
+// gone tells whether a message is not there to be deleted.
+func gone(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.Code == 404 || api.ErrorCode == jetstream.JSErrCodeMessageNotFound || api.ErrorCode == 10043)
+}
+
+// lastMsg reads the last message of a subject from the stream's leader.
+func (c *Conn) lastMsg(ctx context.Context, stream, subject string) (*jetstream.RawStreamMsg, error) {
+	var resp struct {
+		Message struct {
+			Seq    uint64    `json:"seq"`
+			Header []byte    `json:"hdrs"`
+			Data   []byte    `json:"data"`
+			Time   time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := c.api(ctx, "STREAM.MSG.GET."+stream, map[string]string{"last_by_subj": subject}, &resp); err != nil {
+		return nil, err
+	}
+	m := resp.Message
+	out := &jetstream.RawStreamMsg{Subject: subject, Sequence: m.Seq, Data: m.Data, Time: m.Time, Header: nats.Header{}}
+	if len(m.Header) > 0 {
+		h, err := nats.DecodeHeadersMsg(m.Header)
+		if err != nil {
+			return nil, errs.E("read message", errkind.DataLoss, subject, err)
+		}
+		out.Header = h
+	}
+	return out, nil
 }
 
 // Keys lists the keys that exist; none is no error.
@@ -103,6 +184,10 @@ func (c *Conn) kvFailed(op, id string, err error) error {
 		return errs.E(op, errkind.NotFound, id, err)
 	case errors.Is(err, jetstream.ErrInvalidKey):
 		return errs.E(op, errkind.Invalid, id, err)
+	}
+	var e *errs.Error
+	if errors.As(err, &e) {
+		return errs.E(op, e.Kind, id, err)
 	}
 	err = c.failed("", id, err)
 	return errs.E(op, errs.Kind(err), id, err)

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"time"
 
@@ -134,14 +135,63 @@ func (c *Conn) publishAsync(msg *nats.Msg) (Future, error) {
 	return Future{f, c, msg.Subject}, nil
 }
 
+// ackWait is how long one attempt waits. What a stream's leader had in hand
+// when it died is never acknowledged; its successor is there in 4 to 8 s.
+const ackWait = 3 * time.Second
+
+// publish tries until ctx ends, or for ten seconds; the id makes a message
+// that was stored after all count once while the stream remembers it.
 func (c *Conn) publish(ctx context.Context, msg *nats.Msg) (Ack, error) {
+	ctx, cancel := withTimeout(ctx, 10*time.Second)
+	defer cancel()
 	ctx, done := c.failFast(ctx, msg.Subject)
 	defer done()
-	a, err := c.js.PublishMsg(ctx, msg)
+	var a *jetstream.PubAck
+	err := whileAway(ctx, ackWait, func(ctx context.Context) (err error) {
+		a, err = c.js.PublishMsg(ctx, msg, jetstream.WithRetryAttempts(0))
+		return err
+	})
 	if err != nil {
 		return Ack{}, c.failed("publish "+msg.Subject, msg.Subject, err)
 	}
 	return Ack{a.Stream, a.Sequence, a.Duplicate}, nil
+}
+
+// whileAway repeats f, each time for at most once, while JetStream does not
+// answer it, until ctx ends. f may have taken effect when it is repeated.
+func whileAway(ctx context.Context, once time.Duration, f func(context.Context) error) error {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		short, cancel := context.WithTimeout(ctx, once)
+		err := f(short)
+		cancel()
+		if err == nil || ctx.Err() != nil || !away(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// away tells whether an error means that no leader is there now.
+func away(err error) bool {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.Code == 503
+	}
+	var e *errs.Error
+	if errors.As(err, &e) {
+		return e.Kind == errkind.Unavailable || e.Kind == errkind.Deadline
+	}
+	for _, x := range []error{context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected,
+		nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, jetstream.ErrNoStreamResponse} {
+		if errors.Is(err, x) {
+			return true
+		}
+	}
+	return false
 }
 
 // event makes a CloudEvents message in binary mode.

@@ -28,7 +28,7 @@ var (
 
 const (
 	pullExpires = 30 * time.Second
-	lagChecks   = 3 // heartbeats in a row without a delivery while messages are pending
+	lagChecks   = 6 // heartbeats in a row without a delivery while messages are pending
 )
 
 func (k *Consumer) supervise(ctx context.Context) {
@@ -50,7 +50,7 @@ func (k *Consumer) supervise(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, 5*time.Second)
+		wait = min(2*wait, time.Second)
 	}
 }
 

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,11 +19,13 @@ const SyncInterval = 5 * time.Second
 
 // ServerConfig describes an embedded server.
 type ServerConfig struct {
-	StoreDir string // JetStream's files; private to this server
-	Host     string // default 127.0.0.1
-	Port     int    // -1: a free one; 0: no TCP listener at all
-	Name     string // default "berth"
-	Users    []User // who may log in; nobody else can
+	StoreDir  string // JetStream's files; private to this server
+	Host      string // where clients connect, default 127.0.0.1; 0.0.0.0 is every address of the network namespace
+	Port      int    // -1: a free one; 0: no TCP listener at all
+	Advertise string // host:port that clients are told, if it is not Host and Port; needed with 0.0.0.0 in a cluster
+	Name      string // unique in a cluster; default "berth"
+	Users     []User // who may log in; nobody else can
+	Cluster   *ClusterConfig
 }
 
 // Server is an embedded nats-server with JetStream, a system account and one
@@ -45,8 +48,18 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if err := os.MkdirAll(cfg.StoreDir, 0o700); err != nil {
 		return nil, errs.E(op, errkind.Invalid, "", err)
 	}
-	s := &Server{app: server.NewAccount("APP")}
-	s.opts = s.options(cfg)
+	if cfg.Cluster != nil {
+		if err := cfg.Cluster.validate(cfg.Name); err != nil {
+			return nil, errs.E(op, errkind.Invalid, cfg.Name, err)
+		}
+	}
+	if err := sameKind(cfg.StoreDir, cfg.Cluster != nil); err != nil {
+		return nil, err
+	}
+	s := &Server{}
+	if err := s.options(cfg); err != nil {
+		return nil, errs.E(op, errkind.Invalid, "", err)
+	}
 	ns, err := server.NewServer(s.opts)
 	if err != nil {
 		return nil, errs.E(op, errkind.Invalid, "", err)
@@ -57,42 +70,57 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		ns.Shutdown()
 		return nil, errs.E(op, errkind.Unavailable, "", fmt.Sprintf("it did not answer on %s:%d within 20 s; is the port taken?", s.opts.Host, s.opts.Port))
 	}
-	app, err := ns.LookupAccount("APP")
-	if err == nil && !app.JetStreamEnabled() {
-		err = app.EnableJetStream(nil, nil)
-	}
-	if err != nil {
+	if app, err := ns.LookupAccount("APP"); err != nil || !app.JetStreamEnabled() {
 		ns.Shutdown()
-		return nil, errs.E(op, errkind.Unavailable, "", fmt.Errorf("enable JetStream in %s: %w", cfg.StoreDir, err))
+		return nil, errs.E(op, errkind.Unavailable, "", fmt.Errorf("JetStream in %s does not start: %w", cfg.StoreDir, errors.Join(err, errors.New("see whether its files can be read and written"))))
 	}
 	return s, nil
 }
 
-func (s *Server) options(cfg ServerConfig) *server.Options {
-	sys := server.NewAccount("SYS")
-	o := &server.Options{
-		ServerName:         orDefault(cfg.Name, "berth"),
-		Host:               orDefault(cfg.Host, "127.0.0.1"),
-		Port:               cfg.Port,
-		DontListen:         cfg.Port == 0,
-		NoSigs:             true,
-		NoLog:              true,
-		JetStream:          true,
-		StoreDir:           filepath.Clean(cfg.StoreDir),
-		SyncAlways:         true, // streams declared Async are exempt
-		SyncInterval:       SyncInterval,
-		JetStreamMaxStore:  declaredBytes() * 5 / 4,
-		JetStreamMaxMemory: 256 * subjects.MiB,
-		MaxPayload:         MaxPayload,
-		MaxPending:         64 << 20,
-		WriteDeadline:      10 * time.Second,
-		PingInterval:       20 * time.Second,
-		MaxControlLine:     4096,
-		Accounts:           []*server.Account{sys, s.app},
-		SystemAccount:      "SYS",
-		Nkeys:              s.nkeyUsers(cfg.Users),
+// accounts enables JetStream in APP from the first moment: a node that
+// returns to its cluster loads the streams of enabled accounts only.
+const accounts = `
+system_account: SYS
+accounts {
+  SYS {}
+  APP { jetstream: enabled }
+}
+`
+
+func (s *Server) options(cfg ServerConfig) error {
+	o := &server.Options{}
+	if err := o.ProcessConfigString(accounts); err != nil {
+		return err
 	}
-	return o
+	for _, a := range o.Accounts {
+		if a.Name == "APP" {
+			s.app = a
+		}
+	}
+	o.ServerName = orDefault(cfg.Name, "berth")
+	o.Host = orDefault(cfg.Host, "127.0.0.1")
+	o.Port = cfg.Port
+	o.DontListen = cfg.Port == 0
+	o.ClientAdvertise = cfg.Advertise
+	o.NoSigs, o.NoLog = true, true
+	o.JetStream = true
+	o.StoreDir = filepath.Clean(cfg.StoreDir)
+	o.SyncAlways = true // streams declared Async are exempt, while they have one replica
+	o.SyncInterval = SyncInterval
+	// Per server: three on one machine may use thrice as much of its disk.
+	o.JetStreamMaxStore = declaredBytes() * 5 / 4
+	o.JetStreamMaxMemory = 256 * subjects.MiB
+	o.MaxPayload = MaxPayload
+	o.MaxPending = 64 << 20
+	o.WriteDeadline = 10 * time.Second
+	o.PingInterval = 20 * time.Second
+	o.MaxControlLine = 4096
+	o.Nkeys = s.nkeyUsers(cfg.Users)
+	if cfg.Cluster != nil {
+		cfg.Cluster.join(o)
+	}
+	s.opts = o
+	return nil
 }
 
 // SetUsers replaces who may log in; connections of users that are gone end.
