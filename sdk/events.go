@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
@@ -19,17 +20,19 @@ import (
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
-// Event is something that happened to a session.
+// Event is something that happened to a session, or to a host.
 type Event struct {
 	Tenant  string
 	Session string // key
+	Host    string // of an event of a host; then there is no session
 	Name    string // admitted, placed, active, asleep, ...; the catalogue is in schemas/subjects
 	Time    time.Time
 	// Revision counts scheduler's events of one session; 0 for other services'.
 	Revision uint64
 	State    State // after it; empty where the event says none
-	// Body is the event's own message: schedulerv1.Event, hostv1.Event or one
-	// of lifecyclev1; nil when this version does not know it.
+	// Body is the event's own message: schedulerv1.Event, hostv1.Event, one of
+	// lifecyclev1, or for a host schedulerv1.HostEvent or hostv1.Facts; nil when
+	// this version does not know it.
 	Body proto.Message
 	// Raw is the body as it came.
 	Raw []byte
@@ -55,6 +58,8 @@ type EventFilter struct {
 	Tenant  string // operators only; a frontend sees its own tenant's
 	Session string // key
 	Event   string // name
+	// Hosts selects the events of hosts instead of those of sessions (operators only).
+	Hosts bool
 	// Since also yields the stored events of so long ago (operators only).
 	Since time.Duration
 	// Stop ends after the stored events of Since.
@@ -126,7 +131,51 @@ func (c *Client) eventSubject(f EventFilter) (string, error) {
 			return "", invalid(op, "%q is no tenant, session key or event name", tok)
 		}
 	}
+	switch {
+	case f.Hosts && c.me.Role == subjects.RoleFrontend:
+		return "", &Error{Op: op, Kind: errkind.Denied, Reason: "only an operator may read the events of hosts"}
+	case f.Hosts && (tenant != "" || f.Session != ""):
+		return "", invalid(op, "events of hosts have no tenant and no session")
+	case f.Hosts:
+		return subjects.Prefix + "host.*." + or(f.Event, "*"), nil
+	}
 	return subjects.Prefix + "session." + or(tenant, "*") + "." + or(f.Session, "*") + "." + or(f.Event, "*"), nil
+}
+
+// The streams of events.
+const (
+	sessionStream = "BERTH_SESSIONS"
+	hostStream    = "BERTH_FLEET"
+)
+
+// LastEvent is the newest stored event of a name of one session (operators only). ErrNotFound: none
+// is stored.
+func (c *Client) LastEvent(ctx context.Context, tenant, session, event string) (Event, error) {
+	const op = "read the last event"
+	for _, tok := range []string{tenant, session, event} {
+		if !ids.IsToken(tok) {
+			return Event{}, invalid(op, "%q is no tenant, session key or event name", tok)
+		}
+	}
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return Event{}, wrap(op, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	st, err := js.Stream(ctx, sessionStream)
+	if err != nil {
+		return Event{}, wrap(op, err)
+	}
+	msg, err := st.GetLastMsgForSubject(ctx, subjects.Session(ids.Tenant(tenant), ids.SessionKey(session), event))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return Event{}, &Error{Op: op, Kind: errkind.NotFound, Reason: "no event " + event + " of this session is stored", Cause: err}
+	}
+	if err != nil {
+		return Event{}, wrap(op, err)
+	}
+	e, _ := EventOf(msg.Subject, msg.Header, msg.Data)
+	return e, nil
 }
 
 // stored reads the stream itself through an ordered consumer.
@@ -137,7 +186,11 @@ func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (ite
 		return nil, wrap(op, err)
 	}
 	start := time.Now().Add(-f.Since)
-	cons, err := js.OrderedConsumer(ctx, "BERTH_SESSIONS", jetstream.OrderedConsumerConfig{
+	stream := sessionStream
+	if f.Hosts {
+		stream = hostStream
+	}
+	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
 	if err != nil {
 		return nil, wrap(op, err)
@@ -174,18 +227,22 @@ func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (ite
 	}, nil
 }
 
-// EventOf reads a message of the stream BERTH_SESSIONS; ok is false for a
-// subject of another kind.
+// EventOf reads a message of the streams BERTH_SESSIONS and BERTH_FLEET; ok is
+// false for a subject of another kind.
 func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
-	s, err := subjects.ParseSession(subject)
-	if err != nil {
+	var body proto.Message
+	if s, err := subjects.ParseSession(subject); err == nil {
+		e = Event{Tenant: string(s.Tenant), Session: string(s.Session), Name: s.Event, Raw: data}
+		body = eventBody(sessionStream, s.Event)
+	} else if s, err := subjects.ParseHostEvent(subject); err == nil {
+		e = Event{Host: string(s.Host), Name: s.Event, Raw: data}
+		body = eventBody(hostStream, s.Event)
+	} else {
 		return Event{}, false
 	}
-	e = Event{Tenant: string(s.Tenant), Session: string(s.Session), Name: s.Event, Raw: data}
 	if t, err := time.Parse(time.RFC3339Nano, h.Get("ce-time")); err == nil {
 		e.Time = t
 	}
-	body := eventBody(s.Event)
 	if body == nil || decode(&nats.Msg{Header: h, Data: data}, body) != nil {
 		return e, true
 	}
@@ -195,6 +252,8 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 		e.Revision, e.State = b.GetRevision(), stateWord(b.GetState())
 		e.at(b.GetAt())
 	case *hostv1.Event:
+		e.at(b.GetAt())
+	case *schedulerv1.HostEvent:
 		e.at(b.GetAt())
 	}
 	return e, true
@@ -209,23 +268,20 @@ func (e *Event) at(t *timestamppb.Timestamp) {
 func stateWord(s corev1.State) State { return stateOf(s) }
 
 // eventBody makes an empty message for an event of the catalogue.
-func eventBody(name string) proto.Message {
-	switch name {
-	case "resume":
-		return &lifecyclev1.Resume{}
-	case "refused":
-		return &lifecyclev1.Refused{}
-	case "idle":
-		return &lifecyclev1.Idle{}
-	case "expiring":
-		return &lifecyclev1.Expiring{}
-	case "expire":
-		return &lifecyclev1.Expire{}
+func eventBody(stream, name string) proto.Message {
+	lifecycle := map[string]proto.Message{"resume": &lifecyclev1.Resume{}, "refused": &lifecyclev1.Refused{}, "idle": &lifecyclev1.Idle{},
+		"expiring": &lifecyclev1.Expiring{}, "expire": &lifecyclev1.Expire{}}
+	if m := lifecycle[name]; m != nil && stream == sessionStream {
+		return m
 	}
 	for i := range subjects.Events {
 		e := subjects.Events[i]
 		switch {
-		case e.Stream != "BERTH_SESSIONS" || e.Name != name:
+		case e.Stream != stream || e.Name != name:
+		case stream == hostStream && e.Owner == "scheduler":
+			return &schedulerv1.HostEvent{}
+		case stream == hostStream && e.Owner == "hostagent":
+			return &hostv1.Facts{}
 		case e.Owner == "scheduler":
 			return &schedulerv1.Event{}
 		case e.Owner == "hostagent":

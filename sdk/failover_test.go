@@ -203,3 +203,46 @@ func TestTheHostsOwnWordComesFirst(t *testing.T) {
 		t.Fatalf("it ended with %v", err)
 	}
 }
+
+// Operations: the events of hosts, and the last placement of a session, cannot be read back.
+func TestOperatorReadsWhatHappened(t *testing.T) {
+	srv := sdktest.Start(t)
+	c, s := open(t, srv)
+	if _, err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	host := s.Host()
+	srv.LoseHost(s.Key())
+	srv.HandOver(s.Key())
+	op := hasty(t, srv, srv.OperatorFile(), 0)
+	seq, err := op.Events(t.Context(), sdk.EventFilter{Hosts: true, Since: time.Hour, Stop: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for e, err := range seq {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := e.Body.(*schedulerv1.HostEvent); !ok || e.Host != host || e.Time.IsZero() {
+			t.Fatalf("the event is %+v", e)
+		}
+		names = append(names, e.Name)
+	}
+	if len(names) != 1 || names[0] != "lost" {
+		t.Fatalf("the events are %v", names)
+	}
+	last, err := op.LastEvent(t.Context(), "acme", s.Key(), "placed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := last.Body.(*schedulerv1.Event).GetPlaced(); p.GetHost() == host || p.GetPlan().GetHost() != p.GetHost() {
+		t.Fatalf("the last placement is %v", p)
+	}
+	if _, err := op.LastEvent(t.Context(), "acme", s.Key(), "failed"); !errors.Is(err, sdk.ErrNotFound) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := c.Events(t.Context(), sdk.EventFilter{Hosts: true}); !errors.Is(err, sdk.ErrDenied) {
+		t.Fatalf("got %v", err)
+	}
+}

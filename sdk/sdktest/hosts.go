@@ -12,6 +12,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/subjects"
 )
 
 // fakeHost is one of the two hosts; a name with a state.
@@ -71,6 +72,7 @@ func (s *Server) LoseHost(key string) {
 	for _, h := range s.hosts {
 		h.lost = h.id == gone
 	}
+	s.hostEvent(gone, "lost", "its lease ran out")
 	for _, y := range s.sorted() {
 		if y.host == gone && y.state != corev1.State_STATE_DELETED {
 			s.displace(y)
@@ -214,13 +216,30 @@ func (s *Server) drainLocked(req *schedulerv1.DrainRequest) (*schedulerv1.DrainR
 		within = req.GetWithin().AsDuration()
 	}
 	h.draining, h.deadline = req.GetOn(), time.Now().Add(within)
+	s.hostEvent(h.id, "draining", map[bool]string{false: "it takes sessions again"}[h.draining])
 	for _, x := range s.sorted() {
 		busy := x.state == corev1.State_STATE_ACTIVE && x.execs.running()
 		if h.draining && x.host == h.id && x.state != corev1.State_STATE_DELETED && !busy {
 			s.leave(x)
 		}
 	}
+	s.drained(h)
 	return &schedulerv1.DrainReply{Host: s.hostRecord(h)}, nil
+}
+
+// drained tells when nothing is left on a draining host.
+func (s *Server) drained(h *fakeHost) {
+	if s.hostRecord(h).GetDrained() {
+		s.hostEvent(h.id, "drained", "")
+	}
+}
+
+// hostEvent publishes one fact of the scheduler about a host.
+func (s *Server) hostEvent(h ids.Host, name, reason string) {
+	raw, err := proto.Marshal(&schedulerv1.HostEvent{Host: string(h), Boot: "boot1", At: timestamppb.Now(), What: name, Reason: reason})
+	if err == nil {
+		_ = s.nc.Publish(subjects.HostEvent(h, name), raw)
+	}
 }
 
 // leave moves a session off its draining host.
@@ -250,6 +269,7 @@ func (s *Server) removeHost(req *schedulerv1.RemoveHostRequest) (*schedulerv1.Re
 		return nil, fault{errkind.Conflict, "some files are on host " + req.GetHost() + " alone"}
 	}
 	h.removed = true
+	s.hostEvent(h.id, "removed", "")
 	out := &schedulerv1.RemoveHostReply{}
 	for _, x := range s.sorted() {
 		switch {

@@ -291,6 +291,7 @@ func (s *Server) Sleep(key string) {
 	}
 	if h := s.hostState(x.host); h != nil && h.draining {
 		s.leave(x)
+		s.drained(h)
 		return
 	}
 	s.sleepLocked(x, "idle")
