@@ -15,7 +15,8 @@ import (
 type contacts struct {
 	mu   sync.Mutex
 	seen map[raft.ServerID]contact
-	news chan struct{} // closed and made anew at each answer
+	down map[raft.ServerID]bool // the last call failed
+	news chan struct{}          // closed and made anew at each answer
 }
 
 type contact struct {
@@ -25,17 +26,16 @@ type contact struct {
 }
 
 func newContacts() *contacts {
-	return &contacts{seen: map[raft.ServerID]contact{}, news: make(chan struct{})}
+	return &contacts{seen: map[raft.ServerID]contact{}, down: map[raft.ServerID]bool{}, news: make(chan struct{})}
 }
 
 func (c *contacts) answered(id raft.ServerID, n contact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	old := c.seen[id]
-	if n.term < old.term || n.term == old.term && n.sent.Before(old.sent) {
-		return
+	c.down[id] = false
+	if old := c.seen[id]; n.term > old.term || n.term == old.term && n.sent.After(old.sent) {
+		c.seen[id] = n
 	}
-	c.seen[id] = n
 	close(c.news)
 	c.news = make(chan struct{})
 }
@@ -69,20 +69,49 @@ func (c *contacts) majority(voters []raft.ServerID, self raft.ServerID, term uin
 	return n > len(voters)/2
 }
 
+func (c *contacts) failed(id raft.ServerID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down[id] = true
+}
+
+func (c *contacts) isDown(id raft.ServerID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down[id]
+}
+
 // watched is a transport that notes who answers.
 type watched struct {
 	*raft.NetworkTransport
 	contacts *contacts
+	worth    func(id raft.ServerID, term uint64) bool
 }
 
-// AppendEntries implements raft.Transport; heartbeats go this way too.
+// AppendEntries implements raft.Transport; heartbeats go this way too. Entries
+// for a replica that is down wait here until a heartbeat reaches it: raft backs
+// off by up to ten seconds after failed tries, and would not see it come back
+// while its vote may be what a commit waits for.
 func (w *watched) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if !isHeartbeat(args) {
+		for w.contacts.isDown(id) && w.worth(id, args.Term) {
+			select {
+			case <-w.contacts.changed():
+			case <-time.After(50 * time.Millisecond): // it may not be worth it any more
+			}
+		}
+	}
 	sent := time.Now()
 	if err := w.NetworkTransport.AppendEntries(id, target, args, resp); err != nil {
+		w.contacts.failed(id)
 		return err
 	}
 	if resp.Term == args.Term {
 		w.contacts.answered(id, contact{sent: sent, term: args.Term, lastLog: resp.LastLog})
 	}
 	return nil
+}
+
+func isHeartbeat(a *raft.AppendEntriesRequest) bool {
+	return len(a.Entries) == 0 && a.PrevLogEntry == 0 && a.PrevLogTerm == 0 && a.LeaderCommitIndex == 0
 }

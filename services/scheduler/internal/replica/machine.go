@@ -17,6 +17,7 @@ type machine struct {
 	hub     hub
 	onApply atomic.Pointer[func(core.Outcome)]
 	applied atomic.Uint64
+	members func([]raft.Server) // told of each change of the group
 }
 
 func newMachine() *machine {
@@ -37,6 +38,9 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	entries := make([]core.Entry, len(logs))
 	out := make([]any, len(logs))
 	for i, l := range logs {
+		if l.Type == raft.LogConfiguration && m.members != nil {
+			m.members(raft.DecodeConfiguration(l.Data).Servers)
+		}
 		if l.Type != raft.LogCommand {
 			continue
 		}

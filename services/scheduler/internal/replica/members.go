@@ -285,7 +285,9 @@ func (r *Replica) transfer(ctx context.Context, id string) error {
 		return errs.E(op, errkind.Refused, "", "there is no other replica")
 	}
 	if id == "" {
-		return r.failed(op, await(ctx, r.raft.LeadershipTransfer().Error))
+		if id = r.advanced(); id == "" { // raft's choice may be one that is down
+			return r.failed(op, await(ctx, r.raft.LeadershipTransfer().Error))
+		}
 	}
 	for _, s := range servers {
 		if string(s.ID) == id && s.Suffrage == raft.Voter {
@@ -293,6 +295,18 @@ func (r *Replica) transfer(ctx context.Context, id string) error {
 		}
 	}
 	return errs.E(op, errkind.NotFound, id, "there is no such replica with a vote")
+}
+
+// advanced is the voter with the longest log among those that answered just now.
+func (r *Replica) advanced() (id string) {
+	term, most := r.raft.CurrentTerm(), uint64(0)
+	for _, v := range r.voters() {
+		c, ok := r.contacts.of(v, term)
+		if ok && string(v) != r.cfg.ID && time.Since(c.sent) < r.cfg.Heartbeat && (id == "" || c.lastLog > most) {
+			id, most = string(v), c.lastLog
+		}
+	}
+	return id
 }
 
 // exclusive lets one change of the group run at a time, at the leader only.

@@ -1,8 +1,10 @@
 // Package replica keeps the scheduler's state machine on raft. It guarantees
 // that an entry whose Apply returned without error is on the disks of a
 // majority, synced, and applied; that entries proposed together share a sync;
-// and that a disk that hangs ends the process instead of wedging the group.
-// An error of Apply is ambiguous: the entry may be applied later.
+// that a request answered after Verify is linearizable; that a replica which
+// lost its folder is not taken for what it was; and that a disk that hangs ends
+// the process instead of wedging the group. An error of Apply is ambiguous: the
+// entry may be applied later.
 package replica
 
 import (
@@ -13,8 +15,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,8 +26,14 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"github.com/hashicorp/raft"
+)
+
+const (
+	askAgain  = 200 * time.Millisecond
+	askNotice = 5 * time.Second
 )
 
 // Peer is one replica of the group.
@@ -53,8 +63,11 @@ type Config struct {
 	Fatal func(error)
 	// Election timing; short, since replicas are near each other.
 	Heartbeat time.Duration
-	// Snapshot after this many entries.
+	// Snapshot after this many entries; TrailingLogs of them stay for followers that are behind.
 	SnapshotThreshold uint64
+	TrailingLogs      uint64
+
+	wrapLog func(raft.LogStore) raft.LogStore // faults, for tests
 }
 
 // Replica is one running member of the group.
@@ -71,17 +84,22 @@ type Replica struct {
 	contacts *contacts
 	settled  atomic.Uint64 // term whose barrier is done
 	change   chan struct{} // held during a change of the group
+	pins     *pins
+	link     *link // nil alone
+	started  atomic.Pointer[raft.Raft]
 }
 
-// Open starts the replica; a new folder begins a new group.
-func Open(cfg Config) (*Replica, error) {
+// Open is OpenContext without an end.
+func Open(cfg Config) (*Replica, error) { return OpenContext(context.Background(), cfg) }
+
+// OpenContext starts the replica. An empty folder begins a new group, alone or
+// with its peers; with peers it waits, until ctx ends, for all of them to
+// answer that they do not know this replica from before.
+func OpenContext(ctx context.Context, cfg Config) (*Replica, error) {
 	const op = "open scheduler state"
 	cfg = defaults(cfg)
-	if cfg.Dir == "" {
-		return nil, errs.E(op, errkind.Invalid, "", "no folder is given")
-	}
-	if cfg.Bind != "" && (cfg.TLS == nil || cfg.TLS.ClientAuth != tls.RequireAndVerifyClientCert) {
-		return nil, errs.E(op, errkind.Invalid, "", "replicas talk over mutual TLS only; none is configured")
+	if err := cfg.validate(); err != nil {
+		return nil, errs.E(op, errkind.Invalid, "", err)
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, errs.E(op, errkind.Invalid, cfg.Dir, err)
@@ -93,11 +111,36 @@ func Open(cfg Config) (*Replica, error) {
 	cfg.ID = id
 	r := &Replica{cfg: cfg, fsm: newMachine(), leader: make(chan bool, 1), done: make(chan struct{}),
 		contacts: newContacts(), change: make(chan struct{}, 1)}
-	if err := r.start(); err != nil {
+	if err := r.start(ctx); err != nil {
 		r.release()
 		return nil, errs.E(op, errkind.Unavailable, cfg.Dir, err)
 	}
 	return r, nil
+}
+
+func (cfg Config) validate() error {
+	host, _, err := net.SplitHostPort(cfg.Bind)
+	switch {
+	case cfg.Dir == "":
+		return errors.New("no folder is given")
+	case cfg.Bind == "" && (len(cfg.Peers) > 0 || cfg.Join):
+		return errors.New("a replica of a group needs an address to bind")
+	case cfg.Bind == "":
+		return nil
+	case err != nil:
+		return fmt.Errorf("%q is no address to bind: host:port is", cfg.Bind)
+	case cfg.TLS == nil || cfg.TLS.ClientAuth != tls.RequireAndVerifyClientCert || cfg.TLS.RootCAs == nil || cfg.TLS.ClientCAs == nil:
+		return errors.New("replicas talk over mutual TLS only; none is configured")
+	case !ids.IsToken(cfg.ID):
+		return fmt.Errorf("%.40q is no id of a replica: one token of a-z, 0-9, _ and - is, which its certificate names", cfg.ID)
+	case cfg.Advertise == "" && len(cfg.Peers) == 0 && (host == "" || host == "0.0.0.0" || host == "::"):
+		return fmt.Errorf("bind %s is no address that others can reach; advertise one", cfg.Bind)
+	case len(cfg.Peers) > maxPeers:
+		return fmt.Errorf("%d peers are configured, at most %d make sense", len(cfg.Peers), maxPeers)
+	case len(cfg.Peers) > 0 && !cfg.Join && !slices.ContainsFunc(cfg.Peers, func(p Peer) bool { return p.ID == cfg.ID }):
+		return fmt.Errorf("replica %s is not among its own peers; list it, or set join", cfg.ID)
+	}
+	return nil
 }
 
 func defaults(cfg Config) Config {
@@ -105,16 +148,29 @@ func defaults(cfg Config) Config {
 		cfg.Log = slog.Default()
 	}
 	if cfg.HungAfter == 0 {
-		cfg.HungAfter = 15 * time.Second
+		// Hosts cannot renew at a leader that hangs: another has to lead before
+		// their leases of 9 s run out. Alone, nobody would take over.
+		cfg.HungAfter = 3 * time.Second
+		if cfg.Bind == "" {
+			cfg.HungAfter = 15 * time.Second
+		}
 	}
 	if cfg.Heartbeat == 0 {
-		cfg.Heartbeat = 250 * time.Millisecond
+		// A leader that is gone is replaced after one to two of these and a vote.
+		// Leaders send every tenth to fifth of it, so five heartbeats in a row
+		// must be lost, or the leader stand still for as long, before a follower
+		// stands for election: a LAN's retransmissions and a busy machine's
+		// scheduling stay well below.
+		cfg.Heartbeat = 400 * time.Millisecond
 		if cfg.Bind == "" { // alone: nobody to wait for
 			cfg.Heartbeat = 20 * time.Millisecond
 		}
 	}
 	if cfg.SnapshotThreshold == 0 {
 		cfg.SnapshotThreshold = 100_000
+	}
+	if cfg.TrailingLogs == 0 {
+		cfg.TrailingLogs = 20_000
 	}
 	if cfg.Fatal == nil {
 		cfg.Fatal = func(err error) {
@@ -125,12 +181,20 @@ func defaults(cfg Config) Config {
 	return cfg
 }
 
-func (r *Replica) start() (err error) {
+func (r *Replica) start(ctx context.Context) (err error) {
 	logger := newLogger(r.cfg.Log)
 	if r.log, err = openLog(r.cfg.Dir, logger); err != nil {
 		return err
 	}
-	r.dog = newWatchdog(r.log.entries, r.log.stable, r.cfg.HungAfter, r.cfg.Fatal)
+	entries, stable := raft.LogStore(r.log.entries), raft.StableStore(r.log.stable)
+	if r.cfg.wrapLog != nil {
+		entries = r.cfg.wrapLog(entries)
+	}
+	r.dog = newWatchdog(entries, stable, r.cfg.HungAfter, r.cfg.Fatal)
+	if r.pins, err = openPins(r.dog); err != nil {
+		return err
+	}
+	// Two are enough to survive a broken one (consul 3362); three leave time to notice.
 	snaps, err := raft.NewFileSnapshotStoreWithLogger(r.cfg.Dir, 3, logger)
 	if err != nil {
 		return fmt.Errorf("open snapshots: %w", err)
@@ -150,18 +214,57 @@ func (r *Replica) start() (err error) {
 		return fmt.Errorf("read log: %w", err)
 	}
 	if !had && !r.cfg.Join {
+		if err := r.mayBegin(ctx); err != nil {
+			return fmt.Errorf("begin a new group: %w", err)
+		}
 		if err := raft.BootstrapCluster(conf, cache, r.dog, snaps, trans, raft.Configuration{Servers: peers}); err != nil {
 			return fmt.Errorf("begin a new group: %w", err)
 		}
 	}
 	notify := make(chan bool, 16)
 	conf.NotifyCh = notify
-	go r.drain(notify)
+	r.fsm.members = r.membersAre
 	r.raft, err = raft.NewRaft(conf, r.fsm, cache, r.dog, snaps, trans)
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
+	r.started.Store(r.raft)
+	go r.drain(notify)
 	return nil
+}
+
+// mayBegin waits for every peer to say that it does not know this replica from
+// before. All, since only the absent one may remember what is forgotten here.
+func (r *Replica) mayBegin(ctx context.Context) error {
+	told := time.Now()
+	for _, p := range r.cfg.Peers {
+		for p.ID != r.cfg.ID {
+			err := r.link.ask(ctx, p)
+			if err == nil {
+				break
+			}
+			if _, no := errors.AsType[refused](err); no {
+				return err
+			}
+			if time.Since(told) > askNotice {
+				told = time.Now()
+				r.cfg.Log.Info("a new group begins when all of its replicas answer", "waiting for", p.ID, "addr", p.Addr, "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("replica %s did not answer at %s: %w", p.ID, p.Addr, ctx.Err())
+			case <-time.After(askAgain):
+			}
+		}
+	}
+	return nil
+}
+
+// membersAre is called for each committed change of the group.
+func (r *Replica) membersAre(members []raft.Server) {
+	if err := r.pins.keep(members); err != nil {
+		r.cfg.Log.Error("cannot forget replicas that were removed", "error", err)
+	}
 }
 
 func (r *Replica) raftConfig() *raft.Config {
@@ -175,7 +278,7 @@ func (r *Replica) raftConfig() *raft.Config {
 	conf.BatchApplyCh = true
 	conf.SnapshotThreshold = r.cfg.SnapshotThreshold
 	conf.SnapshotInterval = time.Minute
-	conf.TrailingLogs = 20_000
+	conf.TrailingLogs = r.cfg.TrailingLogs
 	conf.NoLegacyTelemetry = true
 	return conf
 }
@@ -192,6 +295,19 @@ func (r *Replica) drain(notify <-chan bool) {
 			default:
 			}
 			r.leader <- is
+			if is && r.link != nil {
+				r.correctAddr()
+			}
+		}
+	}
+}
+
+// correctAddr has the group know this replica, which leads, by the address
+// under which it is reached now.
+func (r *Replica) correctAddr() {
+	for _, s := range r.members() {
+		if string(s.ID) == r.cfg.ID && string(s.Address) != r.link.addr {
+			r.raft.AddVoter(s.ID, raft.ServerAddress(r.link.addr), 0, changeTime)
 		}
 	}
 }
@@ -211,6 +327,12 @@ func (r *Replica) Barrier(d time.Duration) error {
 }
 
 // Apply commits an entry. Concurrent calls share a sync of the log.
+//
+// An error is ambiguous: when leadership is lost (NotLeader), when ctx ends
+// (Deadline, Canceled) or when the replica stops (Unavailable), the entry may
+// still be committed, now or by the next leader, and applied once. So entries
+// carry a request id, an exact epoch or a parent, and a caller repeats the
+// same entry. Only Exhausted says that it was not proposed.
 func (r *Replica) Apply(ctx context.Context, e core.Entry) (core.Outcome, error) {
 	if err := ctx.Err(); err != nil {
 		return core.Outcome{}, errs.Wrap("apply", "", err)
@@ -220,7 +342,7 @@ func (r *Replica) Apply(ctx context.Context, e core.Entry) (core.Outcome, error)
 		return core.Outcome{}, errs.E("apply", errkind.Internal, "", err)
 	}
 	f := r.raft.Apply(raw, 5*time.Second)
-	if err := f.Error(); err != nil {
+	if err := await(ctx, f.Error); err != nil {
 		return core.Outcome{}, r.failed("apply", err)
 	}
 	switch v := f.Response().(type) {
@@ -264,10 +386,13 @@ func (r *Replica) Close() error {
 	var err error
 	r.close.Do(func() {
 		if len(r.voters()) > 1 && r.IsLeader() {
-			if terr := r.raft.LeadershipTransfer().Error(); terr != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), changeTime)
+			defer cancel()
+			if terr := r.transfer(ctx, ""); terr != nil {
 				r.cfg.Log.Warn("cannot hand leadership over", "error", terr)
 			}
 		}
+		close(r.done)
 		err = r.raft.Shutdown().Error()
 		r.release()
 	})
@@ -275,7 +400,9 @@ func (r *Replica) Close() error {
 }
 
 func (r *Replica) release() {
-	close(r.done)
+	if r.link != nil {
+		_ = r.link.Close()
+	}
 	if r.dog != nil {
 		r.dog.stop()
 	}

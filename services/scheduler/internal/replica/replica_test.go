@@ -3,15 +3,6 @@ package replica
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -114,95 +105,6 @@ func TestHungDiskEndsTheProcess(t *testing.T) {
 	}
 	close(h.hang)
 	<-done
-}
-
-// TestGroupOfThree checks the real transport: a leader is replaced and nothing
-// that was acknowledged is lost.
-func TestGroupOfThree(t *testing.T) {
-	conf := testTLS(t)
-	var peers []Peer
-	for i := range 3 {
-		peers = append(peers, Peer{ID: fmt.Sprint("n", i), Addr: freeAddr(t)})
-	}
-	var group []*Replica
-	for _, p := range peers {
-		r, err := Open(Config{Dir: t.TempDir(), Log: quiet(), ID: p.ID, Bind: p.Addr, TLS: conf, Peers: peers})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		group = append(group, r)
-	}
-	lead := leaderOf(t, group)
-	apply(t, lead, joinEntry())
-	for n := range 20 {
-		apply(t, lead, openEntry(n))
-	}
-	if err := lead.Close(); err != nil { // hands over first
-		t.Fatal(err)
-	}
-	var rest []*Replica
-	for _, r := range group {
-		if r != lead {
-			rest = append(rest, r)
-		}
-	}
-	next := leaderOf(t, rest)
-	if err := next.Barrier(5 * time.Second); err != nil {
-		t.Fatal(err)
-	}
-	next.View(func(s *core.State) {
-		if n := len(s.Sessions()); n != 20 {
-			t.Errorf("the new leader has %d sessions, want 20", n)
-		}
-	})
-	if out := apply(t, next, openEntry(99)); out.Refused != nil {
-		t.Errorf("open at the new leader: %+v", out.Refused)
-	}
-}
-
-func leaderOf(t *testing.T, group []*Replica) *Replica {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		for _, r := range group {
-			if r.IsLeader() && r.Barrier(time.Second) == nil {
-				return r
-			}
-		}
-	}
-	t.Fatal("no leader")
-	return nil
-}
-
-func freeAddr(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-func testTLS(t *testing.T) *tls.Config {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "scheduler"}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: k}}, RootCAs: pool, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
 }
 
 func TestDecodeOfNewerEntryIsRefused(t *testing.T) {

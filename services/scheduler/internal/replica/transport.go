@@ -1,17 +1,19 @@
 package replica
 
 import (
-	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 )
+
+// rpcTime bounds a call between replicas that carries no snapshot.
+const rpcTime = 3 * time.Second
 
 // transport is in memory for one replica and mutual TLS for a group.
 func (r *Replica) transport(logger hclog.Logger) (raft.Transport, []raft.Server, error) {
@@ -21,12 +23,14 @@ func (r *Replica) transport(logger hclog.Logger) (raft.Transport, []raft.Server,
 		self.Address = addr
 		return t, []raft.Server{self}, nil
 	}
-	l, err := tls.Listen("tcp", r.cfg.Bind, r.cfg.TLS)
+	l, err := net.Listen("tcp", r.cfg.Bind)
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen for replicas on %s: %w", r.cfg.Bind, err)
 	}
-	t := &watched{NetworkTransport: raft.NewNetworkTransportWithLogger(&layer{Listener: l, conf: r.cfg.TLS}, 3, 5*time.Second, logger),
-		contacts: r.contacts}
+	r.link = &link{self: r.cfg.ID, addr: r.advertise(l), peers: peersText(r.cfg.Peers), conf: r.cfg.TLS, log: r.cfg.Log, pins: r.pins,
+		idOf: r.idOf, mayTalk: r.mayTalk, listener: l}
+	r.link.start()
+	t := &watched{NetworkTransport: raft.NewNetworkTransportWithLogger(r.link, 3, rpcTime, logger), contacts: r.contacts, worth: r.worth}
 	var peers []raft.Server
 	for _, p := range r.cfg.Peers {
 		peers = append(peers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(p.ID), Address: raft.ServerAddress(p.Addr)})
@@ -38,16 +42,81 @@ func (r *Replica) transport(logger hclog.Logger) (raft.Transport, []raft.Server,
 	return t, peers, nil
 }
 
-type layer struct {
-	net.Listener
-	conf *tls.Config
+// advertise is where the others reach this replica.
+func (r *Replica) advertise(l net.Listener) string {
+	if r.cfg.Advertise != "" {
+		return r.cfg.Advertise
+	}
+	for _, p := range r.cfg.Peers {
+		if p.ID == r.cfg.ID {
+			return p.Addr
+		}
+	}
+	return l.Addr().String()
 }
 
-// Dial implements raft.StreamLayer.
-func (l *layer) Dial(addr raft.ServerAddress, d time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	defer cancel()
-	return (&tls.Dialer{Config: l.conf}).DialContext(ctx, "tcp", string(addr))
+func peersText(peers []Peer) string {
+	var out []string
+	for _, p := range peers {
+		out = append(out, p.ID+"@"+p.Addr)
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// idOf knows who is at an address: by the group's own record, or by
+// configuration while there is none.
+func (r *Replica) idOf(addr raft.ServerAddress) (string, bool) {
+	for _, s := range r.members() {
+		if s.Address == addr {
+			return string(s.ID), true
+		}
+	}
+	for _, p := range r.cfg.Peers {
+		if p.Addr == string(addr) {
+			return p.ID, true
+		}
+	}
+	return "", false
+}
+
+// mayTalk refuses who is no member. A replica that hears from no leader may be
+// the one whose list is old, and lets a stranger with a certificate speak;
+// raft gives no vote to who is not in the list.
+func (r *Replica) mayTalk(id string) error {
+	members := r.members()
+	if len(members) == 0 || slices.ContainsFunc(members, func(s raft.Server) bool { return string(s.ID) == id }) {
+		return nil
+	}
+	if _, leader := r.started.Load().LeaderWithID(); leader == "" {
+		return nil
+	}
+	return fmt.Errorf("replica %.40q is no member of the group; it was removed, or not added yet", id)
+}
+
+// members is empty before raft has started and before this replica was added.
+func (r *Replica) members() []raft.Server {
+	node := r.started.Load()
+	if node == nil {
+		return nil
+	}
+	f := node.GetConfiguration()
+	if f.Error() != nil {
+		return nil
+	}
+	return f.Configuration().Servers
+}
+
+// worth reports whether entries for a replica still have to be sent in a term.
+func (r *Replica) worth(id raft.ServerID, term uint64) bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+	}
+	node := r.started.Load()
+	return node != nil && node.State() == raft.Leader && node.CurrentTerm() == term &&
+		slices.ContainsFunc(r.members(), func(s raft.Server) bool { return s.ID == id })
 }
 
 // newLogger sends raft's own log to slog. Its warnings are the ordinary course of elections, also
