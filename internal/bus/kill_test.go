@@ -21,6 +21,7 @@ import (
 // With BERTH_TEST_BUS=<dir>:<port> this binary is a bus server of its own, so
 // that tests can kill it.
 func TestMain(m *testing.M) {
+	bustest.Child()
 	spec := os.Getenv("BERTH_TEST_BUS")
 	if spec == "" {
 		os.Exit(m.Run())
