@@ -54,9 +54,24 @@ type Config struct {
 	Sweep time.Duration `yaml:"sweep"`
 	// Poll is how often sandboxes are looked for that ended without an event.
 	Poll time.Duration `yaml:"poll"`
-	// Margin is how long before the end of its lease this host stops to act on sessions.
+	// Margin is how long before the end of its lease this host stops to act on sessions, and its
+	// sandboxes are frozen; a quarter of it before the end they are stopped. At most a quarter of the
+	// lease is taken.
 	Margin time.Duration `yaml:"margin"`
+	// Fence says what becomes of sandboxes when the lease ends: stop, or freeze where no other host could
+	// take a session over.
+	Fence string `yaml:"fence"`
 }
+
+// What Config.Fence may be.
+const (
+	fenceStop   = "stop"
+	fenceFreeze = "freeze"
+)
+
+// minMargin leaves the watchdog, which looks ten times a second, a look between the freeze and the
+// stop, and one between the stop and the end of the lease.
+const minMargin = 400 * time.Millisecond
 
 // Capacity of a host.
 type Capacity struct {
@@ -97,7 +112,7 @@ func NewConfig() Config {
 		Driver: driverContainerd, Tiers: []string{"container", "gvisor"},
 		Disk:     DiskConfig{Store: "nats://", Pool: "auto", EvictAbove: 85, Reserve: 2 * gib, Ready: 2},
 		MaxWakes: 4 * runtime.NumCPU(), Hello: 20 * time.Second, Grace: 2 * time.Second,
-		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second,
+		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second, Fence: fenceStop,
 	}
 }
 
@@ -129,6 +144,17 @@ func (c Config) check() error {
 	}
 	if c.Grace < 0 || c.Margin < 0 {
 		return bad("grace and margin must not be negative")
+	}
+	return c.checkFence()
+}
+
+func (c Config) checkFence() error {
+	bad := func(why string) error { return errs.E("configure hostagent", errkind.Invalid, "", why) }
+	switch {
+	case c.Fence != fenceStop && c.Fence != fenceFreeze:
+		return bad(fmt.Sprintf("fence must be stop or freeze, not %.32q", c.Fence))
+	case drivers[c.Driver].cgroup != nil && c.Margin < minMargin:
+		return bad(fmt.Sprintf("margin must be at least %s: the watchdog looks ten times a second, and stops sandboxes a quarter of it before the lease ends", minMargin))
 	}
 	return nil
 }

@@ -86,33 +86,6 @@ func TestHostKeyStaysAndIsPrivate(t *testing.T) {
 	}
 }
 
-func TestLeaseIsCountedFromTheSending(t *testing.T) {
-	now := 100 * time.Second
-	l := newLease(2 * time.Second)
-	l.now = func() time.Duration { return now }
-	if l.check() == nil {
-		t.Error("a host without a lease may act")
-	}
-	l.granted(now, 9*time.Second) // the answer took 3 s
-	now += 3 * time.Second
-	if left := l.left(); left != 4*time.Second {
-		t.Errorf("%s left", left)
-	}
-	if p := l.pause(); p != 3*time.Second {
-		t.Errorf("renewed every %s", p)
-	}
-	now += 4 * time.Second
-	if !errs.Is(l.check(), errkind.Unavailable) {
-		t.Error("the margin is not kept")
-	}
-	l.granted(now-8*time.Second, 9*time.Second) // an old answer that came late shortens nothing
-	l.granted(now, 9*time.Second)
-	l.granted(now-8*time.Second, 9*time.Second)
-	if left := l.left(); left != 7*time.Second {
-		t.Errorf("%s left after a late answer", left)
-	}
-}
-
 // TestPlaceGolden: the text of /run/berth/session.json, which agents read.
 func TestPlaceGolden(t *testing.T) {
 	tm := terms()

@@ -30,15 +30,19 @@ type ownership struct {
 	erased []*corev1.SessionRef
 	// asked is when the first page was asked for: what changed here since is not covered.
 	asked time.Duration
+	// losses is what lease.asking said then.
+	losses int
+	stale  []*corev1.SessionRef
 }
 
 // join announces this boot, takes a lease, and reads everything that this host owns.
 func (h *host) join(ctx context.Context) (ownership, error) {
-	own := ownership{owned: map[ids.SessionKey]*schedulerv1.OwnedSession{}, asked: h.lease.now()}
+	own := ownership{owned: map[ids.SessionKey]*schedulerv1.OwnedSession{}, losses: h.lease.asking(), asked: h.lease.now()}
 	c := h.cfg.Capacity
 	req := &schedulerv1.JoinRequest{
 		Host: string(h.id), Boot: h.boot, HostKey: h.key.Public().String(), Zone: h.cfg.Zone, Labels: h.cfg.Labels,
 		Capacity: &corev1.Limits{CpuMillis: c.CPUMillis, MemoryBytes: c.MemoryBytes, Pids: c.PIDs, DiskBytes: c.DiskBytes},
+		Load:     h.hostLoad(),
 	}
 	for _, t := range h.tiers {
 		req.Tiers = append(req.Tiers, tierOf(string(t)))
@@ -56,6 +60,7 @@ func (h *host) join(ctx context.Context) (ownership, error) {
 			own.owned[key] = o
 		}
 		own.erased = append(own.erased, reply.GetErased()...)
+		own.stale = append(own.stale, reply.GetStale()...)
 		if reply.GetComplete() {
 			return own, nil
 		}
@@ -91,6 +96,7 @@ func (h *host) keepLease(ctx context.Context) {
 		if err := h.renew(ctx); err != nil && ctx.Err() == nil {
 			h.log.Warn("cannot renew the lease", "left", h.lease.left(), "error", err)
 			if errs.Is(err, errkind.StaleEpoch) || errs.Is(err, errkind.NotFound) {
+				h.lease.lost()
 				h.askRejoin()
 			}
 		}
@@ -101,9 +107,9 @@ func (h *host) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, max(h.lease.pause(), time.Second))
 	defer cancel()
 	sent := h.lease.now()
-	reply, err := bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: string(h.id), Boot: h.boot})
-	if err == nil {
-		h.lease.granted(sent, reply.GetLease().AsDuration())
+	reply, err := bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: string(h.id), Boot: h.boot, Load: h.hostLoad()})
+	if err == nil && !h.lease.granted(sent, reply.GetLease().AsDuration()) {
+		h.askRejoin() // it was lost for a moment, or is not had yet
 	}
 	return err
 }
@@ -118,10 +124,17 @@ func (h *host) askRejoin() {
 // commitManifest moves the session's head, again while the answer is not known.
 func (h *host) commitManifest(ctx context.Context, ref *corev1.SessionRef, m *corev1.Manifest) error {
 	req := &schedulerv1.CommitManifestRequest{Session: ref, Manifest: m}
-	return h.persist(ctx, func(ctx context.Context) error {
+	err := h.persist(ctx, func(ctx context.Context) error {
+		if err := h.may("commit_manifest"); err != nil { // also between two tries
+			return err
+		}
 		_, err := bus.Invoke[*schedulerv1.CommitManifestReply](ctx, h.conn, "scheduler", "commit_manifest", req)
 		return err
 	})
+	if errs.Is(err, errkind.StaleEpoch) {
+		h.meters.fenced("commit_manifest")
+	}
+	return err
 }
 
 // persist repeats an idempotent call while it may yet go well.

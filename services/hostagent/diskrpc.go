@@ -93,7 +93,7 @@ func (h *host) rpcGrow(ctx context.Context, _ bus.Request, req *hostv1.GrowReque
 	if err != nil {
 		return nil, err
 	}
-	if err := h.lease.check(); err != nil {
+	if err := h.may("grow"); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

@@ -37,7 +37,7 @@ func (h *host) sweepStored(on saver.Session, head string) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, sweepTime)
 	defer cancel()
-	_, err := h.vault.Sweep(ctx, on.Disk(), on.Epoch, head, h.lease.check)
+	_, err := h.vault.Sweep(ctx, on.Disk(), on.Epoch, head, func() error { return h.may("store.sweep") })
 	if err != nil && h.ctx.Err() == nil {
 		h.log.Warn("the store was not swept", "session", on.Session, "error", err)
 	}

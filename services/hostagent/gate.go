@@ -32,7 +32,7 @@ type gate struct {
 // Admit begins a piece of work. The first one of an epoch proves that scheduler committed it, since
 // only then there are grants; the disk is marked as written before anything can write.
 func (g *gate) Admit(context.Context) (func(), error) {
-	if err := g.s.h.lease.check(); err != nil {
+	if err := g.s.h.may("admit"); err != nil {
 		return nil, err
 	}
 	g.s.mu.Lock()
@@ -103,6 +103,9 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 	g.s.mu.Unlock()
 	if ephemeral(t) {
 		return nil, errs.E("checkpoint", errkind.Refused, g.s.key.String(), "an ephemeral session is never saved")
+	}
+	if err := g.s.h.may("checkpoint"); err != nil {
+		return nil, err
 	}
 	if err := flush(ctx, g.sb); err != nil {
 		return nil, err
@@ -197,12 +200,21 @@ func (s *session) lose(sb *sandbox, oom bool, reason string) {
 	if s.sb != sb {
 		return
 	}
-	cmds, err := s.decide(core.Lost{Epoch: s.st.Epoch, OOM: oom, Reason: reason}, nil)
+	lost := core.Lost{Epoch: s.st.Epoch, OOM: oom, Reason: reason}
+	if s.h.wasStopped(s.touched) {
+		lost.OOM, lost.Reason, lost.Why = false, "its host could not keep its lease", leaseLost
+	}
+	cmds, err := s.decide(lost, nil)
 	if err != nil {
 		s.h.log.Error("cannot note that a sandbox is gone", "session", s.key, "error", err)
 		return
 	}
 	s.command(cmds, nil)
+}
+
+// wasStopped reports whether the watchdog stopped sandboxes of this host after since.
+func (h *host) wasStopped(since time.Duration) bool {
+	return h.fence != nil && h.fence.Stopped() > since
 }
 
 // mind waits for the loss of the guest's channel. When the sandbox still runs it attaches again,

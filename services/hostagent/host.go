@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/seal"
@@ -48,6 +49,7 @@ type host struct {
 	box    *box.Server
 	lease  *lease
 	fence  *fence.Fence // nil: no cgroup holds the sandboxes
+	health health
 	log    *slog.Logger
 	meters meters
 	steps  steps.Runner
@@ -159,6 +161,9 @@ func (s *session) act(ctx context.Context, ev core.Event, req proto.Message) (pr
 func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, error) {
 	next, cmds, err := core.Decide(s.st, ev)
 	if r := core.RefusalOf(err); r != nil {
+		if r.Kind == errkind.StaleEpoch {
+			s.h.meters.fenced(placeOf(ev))
+		}
 		return nil, errs.E("", r.Kind, s.key.String(), r)
 	}
 	rec, put := s.rec, s.h.inv.Put
@@ -169,6 +174,9 @@ func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, erro
 		// found by the driver and by the disks' own records, and scheduler asks again.
 		s.fill(&rec, req)
 		put = s.h.inv.PutSoon
+	}
+	if sl, ok := req.(*hostv1.SleepRequest); ok && rec.Tenant == "" {
+		rec.Tenant = ids.Tenant(sl.GetSession().GetTenant()) // saved at rest by a host that had forgotten it
 	}
 	if end, ok := ev.(core.Ended); ok && !end.Failed {
 		rec.Reply = toJSON(req)

@@ -2,7 +2,10 @@
 // activity and the data plane. It guarantees that
 //
 //   - it acts on a session only by an exact match of generation and epoch, and only while its lease
-//     holds, which it counts on its own clock from before the renewal was sent;
+//     holds, which it counts on its own clock from before the renewal was sent; fencing_test.go lists
+//     every place that acts, and what it asks;
+//   - after a lease that was lost, and at a start, nothing runs or begins until the host has compared
+//     itself with what it owns and removed the compute of what it does not;
 //   - a wake hands out the session's newest disk or refuses; it never makes a blank one for a
 //     session that has files; ready means that the guest answered in this very epoch;
 //   - a sleep is refused while there is work, in the same critical section that admits work, and is
@@ -23,6 +26,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -84,7 +88,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	log = log.With("host", cfg.Host)
 	h = &host{
 		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
-		lease: newLease(cfg.Margin), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
+		lease: newLease(cfg.Margin, cfg.Fence == fenceStop), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
 		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 	}
@@ -132,7 +136,7 @@ func (h *host) openFence() (err error) {
 	if h.fence, err = fence.Start(h.cfg.Dir, cgroup(h.cfg), h.log); err != nil {
 		return errs.E("fence this host", errkind.Unavailable, string(h.id), err)
 	}
-	h.lease.fence = h.fence.Until
+	h.lease.fence = h.fence
 	return nil
 }
 
@@ -246,6 +250,7 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	h.ops.Go(func() { h.snapshots(bg) })
 	h.ops.Go(func() { h.quotas(bg) })
 	h.ops.Go(func() { h.erasures(bg) })
+	h.ops.Go(func() { h.looksAtHealth(bg) })
 	close(h.ready)
 	if ready != nil {
 		ready()
@@ -254,18 +259,24 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	return h.finish(svc)
 }
 
-// begin joins and takes over what runs; from then on, beside the path, it keeps the lease and cleans
-// what is not owned.
+// begin joins, removes what runs and is not owned, and only then lets run, and takes over, what is;
+// from then on, beside the path, it keeps the lease and cleans the rest.
 func (h *host) begin(ctx context.Context) error {
+	keep := sync.OnceFunc(func() { h.ops.Go(func() { h.keepLease(ctx) }) })
 	var own ownership
 	err := h.persist(ctx, func(context.Context) (err error) {
-		own, err = h.join(ctx)
+		if own, err = h.join(ctx); err == nil {
+			keep()
+			err = h.settle(ctx, own)
+		}
+		if err != nil && ctx.Err() == nil {
+			h.log.Warn("this host does not know yet what it owns", "error", err)
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	h.ops.Go(func() { h.keepLease(ctx) })
 	if err := h.persist(ctx, func(ctx context.Context) error { return h.recover(ctx, own) }); err != nil {
 		return err
 	}

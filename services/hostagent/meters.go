@@ -20,6 +20,9 @@ type meters struct {
 	saves, frozen metric.Float64Histogram
 	uploaded      metric.Int64Counter
 	read, objects metric.Int64Counter
+	refused       map[string]metric.Int64Counter
+	// noted, if set, hears of each refusal too, for tests.
+	noted func(what, place string)
 }
 
 func newMeters() meters {
@@ -33,6 +36,10 @@ func newMeters() meters {
 		uploaded: obs.Counter("berth.host.disk.uploaded.bytes", "Bytes of snapshots that were brought to the store."),
 		read:     obs.Counter("berth.host.disk.read.bytes", "Bytes of disks that were read for snapshots."),
 		objects:  obs.Counter("berth.host.disk.objects", "Objects of snapshots that were brought to the store."),
+		refused: map[string]metric.Int64Counter{
+			"fenced":   obs.Counter("berth.host.fenced", "Acts that were refused because they named another generation or epoch, by place."),
+			"unleased": obs.Counter("berth.host.unleased", "Acts that were refused because this host has no lease, by place."),
+		},
 	}
 }
 
@@ -50,6 +57,21 @@ func (m meters) sleep(took time.Duration, err error) {
 
 func (m meters) lost(what string) {
 	m.ended.Add(context.Background(), 1, metric.WithAttributes(attribute.String("what", what)))
+}
+
+// fenced counts an act in a wrong generation or epoch.
+func (m meters) fenced(place string) { m.refuse("fenced", place) }
+
+// unleased counts an act without a lease.
+func (m meters) unleased(place string) { m.refuse("unleased", place) }
+
+func (m meters) refuse(what, place string) {
+	if m.noted != nil {
+		m.noted(what, place)
+	}
+	if c := m.refused[what]; c != nil {
+		c.Add(context.Background(), 1, metric.WithAttributes(attribute.String("place", place)))
+	}
 }
 
 func (m meters) stream(op string, took time.Duration, err error) {

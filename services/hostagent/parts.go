@@ -16,6 +16,7 @@ type disks interface {
 	attacher
 	minder
 	keeper
+	Get(k disk.Key) (disk.Record, error)
 }
 
 type attacher interface {
@@ -40,12 +41,15 @@ type keeper interface {
 	Sweep(ctx context.Context, judge func(disk.Disk) disk.Verdict) (disk.Swept, error)
 	Space() (disk.Space, error)
 	Close() error
+	Drop(ctx context.Context, k disk.Key, epoch ids.Epoch) error
 }
 
 // images is what the host needs of a store of unpacked images.
 type images interface {
 	Get(digest string) (driver.Image, error)
 	Ensure(ctx context.Context, ref string) (driver.Image, error)
+	// Known lists digests and references that need no unpacking. It does not wait for one under way.
+	Known() []string
 }
 
 // saves is what brings disks to the store and back; *saver.Saver is one.

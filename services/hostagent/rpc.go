@@ -57,7 +57,9 @@ func (h *host) rpcWake(ctx context.Context, _ bus.Request, req *hostv1.WakeReque
 	if err != nil {
 		return nil, err
 	}
-	if err := h.lease.check(); err != nil {
+	// After a lease that was lost it may be a session which comes back to its newest disk: it waits.
+	_ = h.lease.wait(ctx)
+	if err := h.may("wake"); err != nil {
 		return nil, err
 	}
 	if !h.offers(req.GetTerms().GetTier()) {
@@ -80,7 +82,11 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 	}
 	ev := core.Sleep{
 		Generation: grant.GenerationOf(req.GetSession().GetGeneration()), Epoch: grant.EpochOf(req.GetSession().GetEpoch()),
-		Force: req.GetForce(),
+		Force: req.GetForce(), Why: h.sleepWhy(req.GetReason()),
+	}
+	ev.AtRest = h.atRest(disk.Key{Session: s.key, Generation: ev.Generation}, ev.Epoch, req.GetParent())
+	if err := h.may("sleep"); err != nil && !s.slept(ev) {
+		return nil, err
 	}
 	if at := req.GetIdleSince(); at != nil {
 		ev.IdleSince = at.AsTime()
@@ -93,6 +99,13 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 		return nil, err
 	}
 	return reply[*hostv1.SleepReply](op, out)
+}
+
+// slept reports whether the sleep has an answer already, which needs no lease.
+func (s *session) slept(ev core.Sleep) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.st.Slept && s.st.Generation == ev.Generation && s.st.Epoch == ev.Epoch
 }
 
 func (h *host) rpcDelete(ctx context.Context, _ bus.Request, req *hostv1.DeleteRequest) (*hostv1.DeleteReply, error) {
@@ -145,6 +158,7 @@ func (h *host) rpcActivity(ctx context.Context, _ bus.Request, req *hostv1.Activ
 func (s *session) awakeIn(op string, ref *corev1.SessionRef) error {
 	g, e := grant.GenerationOf(ref.GetGeneration()), grant.EpochOf(ref.GetEpoch())
 	if s.st.Generation != g || s.st.Epoch != e || s.st.Phase != core.Awake {
+		s.h.meters.fenced(op)
 		return errs.Errorf(op, errkind.StaleEpoch, "the session is not awake here in generation %s and epoch %s", g, e)
 	}
 	return nil

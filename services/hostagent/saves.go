@@ -35,7 +35,7 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 	depot := archive.Open(bucket, archive.Options{Kind: blobstore.Kind, Timeout: storeTimeout, Log: h.log})
 	h.vault = depot
 	h.saves = saver.New(store, depot, saver.Outside{
-		Key: h.dataKey, Check: h.lease.check,
+		Key: h.dataKey, Check: h.may,
 		Commit: func(ctx context.Context, on saver.Session, m archive.Info) error {
 			return h.commitManifest(ctx, savingRef(on), h.manifest(on.Generation, m))
 		},
@@ -48,6 +48,9 @@ func (h *host) dataKey(ctx context.Context, on saver.Session) (archive.Key, erro
 	const op = "get data key"
 	var reply *credentialsv1.DataKeyReply
 	err := h.persist(ctx, func(ctx context.Context) (err error) {
+		if err := h.may("data_key"); err != nil {
+			return err
+		}
 		reply, err = bus.Invoke[*credentialsv1.DataKeyReply](ctx, h.conn, "credentials", "datakey",
 			&credentialsv1.DataKeyRequest{Session: savingRef(on), HostKey: h.key.Public().String()})
 		return err

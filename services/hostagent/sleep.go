@@ -41,6 +41,13 @@ type timed struct {
 
 func newTimed(ctx context.Context) *timed { return &timed{ctx: ctx, began: time.Now()} }
 
+// sleepStep is one step of a sleep. One that only takes compute away needs no lease.
+type sleepStep struct {
+	name      string
+	takesAway bool
+	do        func(context.Context) error
+}
+
 // do runs a step unless an earlier one failed.
 func (t *timed) do(name string, f func(context.Context) error) {
 	if t.err == nil {
@@ -69,23 +76,16 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 	t := newTimed(ctx)
 	began := time.Now()
 	var r saver.Result
-	t.do("host.lease", func(context.Context) error { return h.lease.check() })
-	t.do("host.store", func(ctx context.Context) error { return s.storeFirst(ctx, o) })
-	t.do("host.guest.quiesce", func(ctx context.Context) error { return s.quiesce(ctx, o.sb) })
-	t.do("host.driver.stop", func(ctx context.Context) error { return s.remove(ctx, o) })
-	t.do("host.disk.seal", func(ctx context.Context) (err error) {
-		// Whatever comes of it: nobody needs the disk's key until the session is opened or closed again.
-		defer func() { _ = h.saves.Stop(h.ctx, o.diskKey()) }()
-		if !o.idle() { // else it was asked before anything was stopped
-			err = h.storeReady(ctx)
-		}
-		if err == nil {
-			r, err = h.saves.Seal(ctx, h.saving(o.rec))
-		} else {
-			err = errors.Join(err, h.disks.Detach(ctx, o.diskKey()))
-		}
-		return s.kept(o, err)
-	})
+	for _, step := range s.sleepTable(o, &r) {
+		t.do(step.name, func(ctx context.Context) error {
+			if !step.takesAway {
+				if err := h.may(step.name); err != nil {
+					return err
+				}
+			}
+			return step.do(ctx)
+		})
+	}
 	h.meters.sleep(time.Since(began), t.err)
 	if t.err != nil {
 		return nil, errs.Wrap("sleep", s.key.String(), t.err)
@@ -95,6 +95,29 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 		h.ops.Go(func() { h.sweepStored(h.saving(o.rec), r.ID) })
 	}
 	return &hostv1.SleepReply{Manifest: h.manifest(o.rec.Generation, r.Info), Timing: &t.timing, LastActivity: timestamppb.New(o.rec.LastActivity)}, nil
+}
+
+// sleepTable lists the steps of a sleep; r is what came of the last one.
+func (s *session) sleepTable(o *operation, r *saver.Result) []sleepStep {
+	h := s.h
+	return []sleepStep{
+		{"host.store", false, func(ctx context.Context) error { return s.storeFirst(ctx, o) }},
+		{"host.guest.quiesce", false, func(ctx context.Context) error { return s.quiesce(ctx, o.sb) }},
+		{"host.driver.stop", true, func(ctx context.Context) error { return s.remove(ctx, o) }},
+		{"host.disk.seal", false, func(ctx context.Context) (err error) {
+			// Whatever comes of it: nobody needs the disk's key until the session is opened or closed again.
+			defer func() { _ = h.saves.Stop(h.ctx, o.diskKey()) }()
+			if !o.idle() { // else it was asked before anything was stopped
+				err = h.storeReady(ctx)
+			}
+			if err == nil {
+				*r, err = h.saves.Seal(ctx, h.saving(o.rec))
+			} else {
+				err = errors.Join(err, h.disks.Detach(ctx, o.diskKey()))
+			}
+			return s.kept(o, err)
+		}},
+	}
 }
 
 // idle reports whether it is a sleep that nobody forces, of a session whose compute is there.

@@ -116,7 +116,7 @@ func (s *session) snapshot(ctx context.Context, rec inventory.Record, sb *sandbo
 // out what it holds itself, then the host. A guest that does not answer is saved all the same, as
 // after a power cut: nothing depends on its being well.
 func (h *host) save(ctx context.Context, on saver.Session, sb *sandbox) error {
-	if err := h.lease.check(); err != nil {
+	if err := h.may("snapshot"); err != nil {
 		return err
 	}
 	if err := flush(ctx, sb); err != nil {

@@ -41,14 +41,23 @@ func (h *host) sweeps(ctx context.Context) {
 		}
 		own, err := h.join(ctx)
 		if err == nil {
+			err = h.settle(ctx, own)
+		}
+		if err == nil {
 			err = h.sweep(ctx, own)
 		}
 		if err != nil && ctx.Err() == nil {
 			h.log.Warn("the sweep is not complete", "error", err)
 		}
+		if h.lease.over() { // soon again: until then nothing runs here
+			time.AfterFunc(settleAgain, h.askRejoin)
+		}
 		h.tellFacts(ctx, false)
 	}
 }
+
+// settleAgain is the pause before a host that lost its lease compares itself once more.
+const settleAgain = 500 * time.Millisecond
 
 // sweep brings the host to what it owns. It needs an answer of scheduler that is positive, fresh
 // and complete, and a driver that can list; without either nothing is touched.
@@ -79,6 +88,9 @@ func (h *host) sweep(ctx context.Context, own ownership) error {
 		h.log.Info("detached disks that no sandbox uses", "disks", len(swept.Detached), "strays", swept.Strays)
 	}
 	failed = append(failed, err)
+	for _, ref := range own.stale {
+		failed = append(failed, h.dropStale(ctx, ref, own.asked))
+	}
 	h.forget(own)
 	return errors.Join(failed...)
 }
@@ -130,22 +142,14 @@ func (s *session) compare(own ownership) error {
 	if s.op != nil || s.touched >= own.asked {
 		return nil
 	}
-	o := own.owned[s.key]
-	exact := o != nil && grant.GenerationOf(o.GetSession().GetGeneration()) == s.st.Generation &&
-		grant.EpochOf(o.GetSession().GetEpoch()) == s.st.Epoch
-	switch {
-	case exact && o.GetState() == corev1.State_STATE_ACTIVE:
-		if s.st.Phase == core.Absent && !s.st.Slept {
-			// An earlier report may have been lost with this process's predecessor.
-			s.h.report(s.rec, core.Report{What: "exited", Reason: "the host has no sandbox of it"})
-			return nil
-		}
-		if s.st.Phase == core.Awake {
-			return nil
-		}
-	case exact && o.GetState() == corev1.State_STATE_WAKING && s.st.Phase == core.Awake,
-		exact && o.GetState() == corev1.State_STATE_SLEEPING && (s.st.Phase == core.Awake || s.st.Phase == core.Sleeping):
-		return nil // the command that is under way settles it
+	o := own.of(s.key, s.st)
+	if o.GetState() == corev1.State_STATE_ACTIVE && s.st.Phase == core.Absent && !s.st.Slept {
+		// An earlier report may have been lost with this process's predecessor.
+		s.h.report(s.rec, core.Report{What: "exited", Reason: "the host has no sandbox of it"})
+		return nil
+	}
+	if keeps(o, s.st.Phase) {
+		return nil
 	}
 	cmds, err := s.decide(core.Disown{}, nil)
 	if err != nil {

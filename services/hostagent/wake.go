@@ -144,7 +144,7 @@ func (m *making) table() steps.Table {
 // traced checks the lease before a step and makes it a span.
 func (m *making) traced(name string, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if err := m.s.h.lease.check(); err != nil {
+		if err := m.s.h.may(name); err != nil {
 			return err
 		}
 		ctx, span := obs.Start(ctx, name)

@@ -104,6 +104,7 @@ func (h *host) poll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	found, err := h.drv.List(ctx)
+	h.health.note("runtime", err, "the runtime of sandboxes does not answer")
 	if err != nil {
 		h.log.Warn("cannot look after the sandboxes", "error", err)
 		return

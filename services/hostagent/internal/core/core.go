@@ -119,6 +119,11 @@ type Sleep struct {
 	IdleSince time.Time
 	// Force: do not ask whether it is busy.
 	Force bool
+	// AtRest: no compute needs to be left for there to be something to save. The disk of this generation
+	// is here, in nobody's use, and holds what is not saved.
+	AtRest bool
+	// Why is what streams end with; empty: it goes to sleep.
+	Why string
 }
 
 // Delete asks for everything of a generation to be removed.
@@ -139,6 +144,8 @@ type Lost struct {
 	Epoch  ids.Epoch
 	OOM    bool
 	Reason string
+	// Why is what streams end with; empty: the reason.
+	Why string
 }
 
 // Adopt takes a live sandbox over that an earlier process of this host left awake.
@@ -150,7 +157,10 @@ type Adopt struct {
 
 // Disown says that a fresh and complete answer of scheduler does not name this host as the owner
 // of the session's compute.
-type Disown struct{}
+type Disown struct {
+	// Why is what streams end with; empty: that it does not own the session any more.
+	Why string
+}
 
 // Stop asks whether the sleep that is running may signal the processes now.
 type Stop struct{}

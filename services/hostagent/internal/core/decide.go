@@ -53,7 +53,7 @@ func Decide(s State, ev Event) (State, []Command, error) {
 	case Adopt:
 		return adopt(s, ev)
 	case Disown:
-		return disown(s)
+		return disown(s, ev)
 	case Stop:
 		return stop(s)
 	case Recall:
@@ -146,7 +146,12 @@ func drop(s State, why string, then ...Command) (State, []Command, error) {
 }
 
 func sleep(s State, ev Sleep) (State, []Command, error) {
-	if order(s, ev.Generation, ev.Epoch) != 0 {
+	switch o := order(s, ev.Generation, ev.Epoch); {
+	case o > 0 && ev.AtRest && s.Phase == Absent && !s.Running:
+		// Placed elsewhere meanwhile, or forgotten here: what this host has is the newest all the same.
+		next := State{Phase: Sleeping, Generation: ev.Generation, Epoch: ev.Epoch, Running: true, Spent: true, Stopping: true, LastActivity: s.LastActivity}
+		return next, []Command{Start{OpSleep}}, nil
+	case o != 0:
 		return s, nil, stale(s, "the sleep", ev.Generation, ev.Epoch)
 	}
 	switch s.Phase {
@@ -155,7 +160,7 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 			return s, nil, err
 		}
 		s.Phase, s.Running, s.Spent, s.Work = Sleeping, true, true, 0
-		return s, []Command{Unserve{"the session goes to sleep"}, Start{OpSleep}}, nil
+		return s, []Command{Unserve{cmp.Or(ev.Why, "the session goes to sleep")}, Start{OpSleep}}, nil
 	case Sleeping:
 		if s.Running {
 			return s, []Command{Join{}}, nil
@@ -168,7 +173,7 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		return s, nil, refuse(errkind.Superseded, "the session is being deleted")
 	}
 	switch {
-	case s.Phase == Absent && (s.Slept || !s.Spent):
+	case s.Phase == Absent && (s.Slept || !s.Spent && !ev.AtRest):
 		return s, []Command{Settled{}}, nil // asleep already, or it never was awake
 	case s.Running:
 		return s, []Command{Retry{}}, nil
@@ -286,7 +291,7 @@ func lost(s State, ev Lost) (State, []Command, error) {
 	if ev.OOM {
 		what = "oom"
 	}
-	next, cmds, err := drop(s, "the sandbox ended: "+ev.Reason)
+	next, cmds, err := drop(s, cmp.Or(ev.Why, "the sandbox ended: "+ev.Reason))
 	return next, append(cmds, Report{What: what, Reason: ev.Reason}), err
 }
 
@@ -298,7 +303,7 @@ func adopt(s State, ev Adopt) (State, []Command, error) {
 	return s, []Command{Serve{}}, nil
 }
 
-func disown(s State) (State, []Command, error) {
+func disown(s State, ev Disown) (State, []Command, error) {
 	if s.Running || s.Phase == Absent {
 		return s, nil, nil
 	}
@@ -306,7 +311,7 @@ func disown(s State) (State, []Command, error) {
 		s.Running = true
 		return s, []Command{Start{OpDelete}}, nil
 	}
-	return drop(s, "this host does not own the session any more")
+	return drop(s, cmp.Or(ev.Why, "this host does not own the session any more"))
 }
 
 func ended(s State, ev Ended) (State, []Command, error) {

@@ -30,7 +30,7 @@ func (s *Store) Propose(sh *Shot, m Manifest, plain []byte) error {
 		return errs.E(op, errkind.Invalid, k.String(), fmt.Sprintf("the manifest %q (parent %q, epoch %s) is not of this shot", m.ID, m.Parent, m.Epoch))
 	case rec.Pending.ID != "":
 		return errs.E(op, errkind.Conflict, k.String(), "the manifest "+rec.Pending.ID+" is pending")
-	case rec.Attached != sh.Epoch || rec.Base != sh.Parent || rec.State != Dirty:
+	case rec.Attached != sh.attached || rec.Base != sh.Parent || rec.State != Dirty:
 		return errs.E(op, errkind.StaleEpoch, k.String(), fmt.Sprintf("the disk is %s, attached for epoch %s, with base %q", rec.State, rec.Attached, rec.Base))
 	}
 	if err := s.writeIndex(k, shotIndexName, index{m.ID, sh.Size, plain}); err != nil {

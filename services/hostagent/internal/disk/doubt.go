@@ -20,7 +20,7 @@ func (s *Store) Unchanged(sh *Shot) error {
 	switch {
 	case sh.over():
 		return errs.E(op, errkind.NoCapacity, k.String(), "the shot is gone: the pool needed its space, or the disk is used again")
-	case rec.Base != sh.Parent || rec.Base == "" || rec.Attached != sh.Epoch || rec.Pending.ID != "":
+	case rec.Base != sh.Parent || rec.Base == "" || rec.Attached != sh.attached || rec.Pending.ID != "":
 		return errs.E(op, errkind.StaleEpoch, k.String(), "the disk has another head than the shot")
 	case !sh.Sealed:
 		s.remember(k, sh.written, sh.counted)

@@ -48,6 +48,8 @@ type Shot struct {
 	// Frozen is how long writers were blocked.
 	Frozen time.Duration
 
+	attached ids.Epoch // what the record says, and must still say when the shot is proposed
+
 	lost    chan struct{}
 	written uint64 // of the loop device, when it was taken
 	counted bool
@@ -69,7 +71,7 @@ func (sh *Shot) Allocated() uint64 { return sh.allocated }
 
 func newShot(rec Record, epoch ids.Epoch) *Shot {
 	return &Shot{
-		Key: rec.Key(), Epoch: epoch, Parent: rec.Base, Anew: rec.Doubtful, Size: rec.Size, ImageDigest: rec.Image,
+		Key: rec.Key(), Epoch: epoch, attached: rec.Attached, Parent: rec.Base, Anew: rec.Doubtful, Size: rec.Size, ImageDigest: rec.Image,
 		TakenAt: time.Now().UTC(), lost: make(chan struct{}),
 	}
 }

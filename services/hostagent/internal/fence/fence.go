@@ -1,8 +1,9 @@
-// Package fence keeps the promise that nothing of a host's sandboxes runs without a lease, also
-// when hostagent is dead, stopped or cannot act: a watchdog process of its own freezes them from
-// the time that hostagent named last, and lets them run when it names a later one. Guarantees: Start
-// returns once a watchdog watches, an earlier one is taken over, and one that died is replaced at
-// the next renewal; Close leaves it only while sandboxes are left.
+// Package fence keeps the promise that nothing of a host's sandboxes runs without a lease, and that
+// nothing of them is left when the sessions are given away, also when hostagent is dead, stopped or
+// cannot act: a watchdog process of its own freezes them from the time that hostagent named last,
+// stops them from a second one, and lets them run when hostagent names later ones. Guarantees: Start
+// returns once a watchdog watches, an earlier one is taken over, one of another format or that died is
+// replaced; Close leaves it only while sandboxes are left.
 package fence
 
 import (
@@ -33,7 +34,8 @@ type Fence struct {
 	log         *slog.Logger
 	lease       *watchdog.Lease
 
-	mu sync.Mutex // one look after the watchdog at a time
+	mu      sync.Mutex // one look after the watchdog at a time
+	problem string
 }
 
 // Start makes sure that a watchdog watches the sandboxes below a cgroup. dir is the host's folder.
@@ -53,16 +55,47 @@ func Start(dir, path string, log *slog.Logger) (*Fence, error) {
 	return f, nil
 }
 
-// Until says that sandboxes may run until at, on the clock of the lease.
-func (f *Fence) Until(at time.Duration) {
+// Until says that sandboxes may run until freeze and be there until stop (0: for ever), on the clock of
+// the lease.
+func (f *Fence) Until(freeze, stop time.Duration) {
+	f.change(func(l *watchdog.Lease) { l.Set(freeze, stop) })
+}
+
+// Keep says that sandboxes may be there until stop, and lets stand until when they may run.
+func (f *Fence) Keep(stop time.Duration) { f.change(func(l *watchdog.Lease) { l.Keep(stop) }) }
+
+// Freeze says that nothing may run from now on.
+func (f *Fence) Freeze() { f.change((*watchdog.Lease).Freeze) }
+
+// Stopped is when the watchdog last stopped sandboxes here, on the clock of the lease; 0 if never.
+func (f *Fence) Stopped() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lease == nil {
+		return 0
+	}
+	return f.lease.Stopped()
+}
+
+// Problem says why nothing fences this host, empty if a watchdog does.
+func (f *Fence) Problem() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.problem
+}
+
+// change writes to the page and sees to it that somebody reads it.
+func (f *Fence) change(write func(*watchdog.Lease)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.lease == nil {
 		return
 	}
-	f.lease.Set(at)
+	write(f.lease)
 	started, err := f.ensure()
+	f.problem = ""
 	if err != nil {
+		f.problem = "no watchdog fences its sandboxes"
 		f.log.Error("nothing fences this host's sandboxes while hostagent cannot", "error", err)
 	} else if started {
 		f.log.Warn("the watchdog had ended; another one was started")
@@ -97,7 +130,12 @@ func (f *Fence) ensure() (started bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("look for a watchdog: %w", err)
 	}
-	if held && !f.lease.Dismissed() {
+	pid, old := watchdog.Old(f.dir)
+	if held && old {
+		if err := watchdog.End(f.dir, pid); err != nil {
+			return false, fmt.Errorf("replace a watchdog of another format: %w", err)
+		}
+	} else if held && !f.lease.Dismissed() {
 		return false, nil
 	}
 	if err := f.spawn(); err != nil {

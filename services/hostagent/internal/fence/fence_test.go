@@ -23,8 +23,13 @@ const (
 	margin = 1500 * time.Millisecond
 )
 
-// TestMain plays a hostagent that renews its lease until it is killed, or one that dies in a freeze.
+// TestMain plays a hostagent that renews its lease until it is killed, one that dies in a freeze, or a
+// watchdog of the format before.
 func TestMain(m *testing.M) {
+	if dir := os.Getenv("BERTH_TEST_OLDDOG"); dir != "" {
+		fmt.Println(oldWatchdog(dir))
+		os.Exit(1)
+	}
 	if point := os.Getenv("BERTH_TEST_FREEZE"); point != "" {
 		fmt.Println(freezeAndDie(os.Getenv("BERTH_TEST_DIR"), point))
 		os.Exit(1)
@@ -36,7 +41,11 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		for {
-			f.Until(watchdog.Now() + term - margin)
+			stop := time.Duration(0)
+			if os.Getenv("BERTH_TEST_STOPS") != "" {
+				stop = watchdog.Now() + term - margin/4
+			}
+			f.Until(watchdog.Now()+term-margin, stop)
 			fmt.Println("renewed")
 			time.Sleep(term / 6)
 		}
@@ -50,6 +59,7 @@ type place struct {
 	dir, path string
 	tree      cgroup.Tree
 	beats     string
+	stops     bool // the hostagent is configured to stop what runs
 }
 
 func newPlace(t *testing.T) *place {
@@ -148,6 +158,9 @@ func (p *place) hostagent() *exec.Cmd {
 	p.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "BERTH_TEST_FENCE="+p.dir, "BERTH_TEST_CGROUP="+p.path)
+	if p.stops {
+		cmd.Env = append(cmd.Env, "BERTH_TEST_STOPS=1")
+	}
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -177,7 +190,7 @@ func (p *place) watchdog() int {
 		if err != nil {
 			p.t.Fatal(err)
 		}
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
+		if pid, err := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0]); err == nil {
 			return pid
 		} else if time.Now().After(end) {
 			p.t.Fatal(err)
@@ -242,7 +255,7 @@ func TestWhatBeginsWithoutALeaseIsFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.becomes(false)
-	f.Until(watchdog.Now() + time.Minute)
+	f.Until(watchdog.Now()+time.Minute, 0)
 	p.becomes(true)
 	if err := f.Close(); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -38,7 +39,9 @@ type Store struct {
 	dir  string
 	load Loader
 	mu   sync.Mutex
-	refs map[string]string // digest by reference, of this process
+
+	refsMu sync.Mutex        // after mu
+	refs   map[string]string // digest by reference, of this process
 }
 
 const (
@@ -99,7 +102,7 @@ func (s *Store) Ensure(ctx context.Context, ref string) (driver.Image, error) {
 	const op = "unpack image"
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if digest, ok := s.refs[ref]; ok {
+	if digest, ok := s.digest(ref); ok {
 		if img, err := s.Get(digest); err == nil {
 			return img, nil
 		}
@@ -124,8 +127,34 @@ func (s *Store) Ensure(ctx context.Context, ref string) (driver.Image, error) {
 	if err != nil {
 		return img, errs.Wrap(op, ref, err)
 	}
+	s.refsMu.Lock()
 	s.refs[ref] = hash.String()
+	s.refsMu.Unlock()
 	return img, nil
+}
+
+func (s *Store) digest(ref string) (string, bool) {
+	s.refsMu.Lock()
+	defer s.refsMu.Unlock()
+	d, ok := s.refs[ref]
+	return d, ok
+}
+
+// Known lists the digests that are unpacked, and the references that this process looked up. It does
+// not wait for an unpacking under way.
+func (s *Store) Known() []string {
+	out, err := s.List()
+	if err != nil {
+		return nil
+	}
+	s.refsMu.Lock()
+	defer s.refsMu.Unlock()
+	for ref, d := range s.refs {
+		if slices.Contains(out, d) {
+			out = append(out, ref)
+		}
+	}
+	return out
 }
 
 // List returns the digests that are unpacked.

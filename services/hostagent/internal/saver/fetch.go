@@ -67,6 +67,9 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 			return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 		}
 	}
+	if err := s.out.Check("restore.image"); err != nil {
+		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
+	}
 	if err := s.local(ctx, on, want, key, ix); err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
@@ -74,7 +77,7 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 		return out, nil
 	}
 	// Only now is it certain that all of the snapshot can be read.
-	if err := s.out.Check(); err != nil {
+	if err := s.out.Check("restore.commit"); err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
 	return out, errs.Wrap(op, on.Key.String(), s.out.Commit(ctx, on, ix.Info()))

@@ -103,7 +103,7 @@ func (w *world) begin() {
 	depot := archive.Open(w.bucket, archive.Options{Fault: fault, Attempts: 1})
 	w.saver = New(killable{w.disks, fault}, depot, Outside{
 		Key:   func(context.Context, Session) (archive.Key, error) { return archive.Key{7}, fault("key") },
-		Check: func() error { return nil },
+		Check: func(string) error { return nil },
 		Commit: func(_ context.Context, on Session, m archive.Info) error {
 			if err := fault("commit"); err != nil {
 				return err

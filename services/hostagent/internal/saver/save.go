@@ -107,6 +107,9 @@ func (s *Saver) keep(ctx context.Context, on Session, j *job, shot *disk.Shot) (
 	if r.Same = src.Base != nil && r.ID == src.Base.Info().ID; r.Same {
 		return r, s.disks.Unchanged(shot)
 	}
+	if err := s.out.Check("save.propose"); err != nil {
+		return r, err
+	}
 	if err := s.disks.Propose(shot, manifestOf(on, r.Info), ix.Encode()); err != nil {
 		return r, err
 	}
@@ -168,7 +171,7 @@ func (s *Saver) changed(on Session, shot *disk.Shot) []extents.Range {
 
 // commitPending makes a proposed manifest the head, or finds out that it never can be.
 func (s *Saver) commitPending(ctx context.Context, on Session, m archive.Info) error {
-	if err := s.out.Check(); err != nil {
+	if err := s.out.Check("save.commit"); err != nil {
 		return err
 	}
 	err := s.out.Commit(ctx, on, m)
@@ -215,7 +218,7 @@ func cause(ctx context.Context, err error) error {
 
 // sweep removes what no snapshot needs. It may fail: the next one goes on.
 func (s *Saver) sweep(ctx context.Context, on Session, j *job, head string) {
-	swept, err := s.depot.Sweep(ctx, on.Disk(), on.Epoch, head, s.out.Check)
+	swept, err := s.depot.Sweep(ctx, on.Disk(), on.Epoch, head, func() error { return s.out.Check("save.sweep") })
 	if err != nil {
 		if ctx.Err() == nil {
 			s.log.Warn("the store was not swept", "disk", on.Key, "error", err)

@@ -72,8 +72,8 @@ type Outside struct {
 	// Commit moves the session's head from m.Parent to m.ID, and tries until the outcome is known
 	// or ctx ends.
 	Commit func(ctx context.Context, s Session, m archive.Info) error
-	// Check fails once this host may not act on sessions.
-	Check func() error
+	// Check fails once this host may not act on sessions; place says what is about to be done.
+	Check func(place string) error
 }
 
 // Result of a save.

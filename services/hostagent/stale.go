@@ -1,0 +1,64 @@
+package hostagent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
+	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+)
+
+var errNoRoom = errors.New("there is no room")
+
+// dropStale removes the image of a session that lives on elsewhere, and tells scheduler. What may yet be
+// the newest is refused by the store of disks, whatever scheduler says; what changed here since it was
+// asked is left to the next sweep.
+func (h *host) dropStale(ctx context.Context, ref *corev1.SessionRef, asked time.Duration) error {
+	const op = "drop a stale disk"
+	key, err := ids.ParseSessionKey(ref.GetSession())
+	if err != nil {
+		return errs.E(op, errkind.Internal, "", err)
+	}
+	if err := h.may("disk.drop"); err != nil {
+		return err
+	}
+	k := disk.Key{Session: key, Generation: grant.GenerationOf(ref.GetGeneration())}
+	s := h.session(key)
+	s.mu.Lock()
+	rests := s.op == nil && s.touched < asked && (s.st.Phase == core.Absent || s.st.Phase == "")
+	if rests {
+		err = h.disks.Drop(ctx, k, grant.EpochOf(ref.GetEpoch())) // short, and no wake may begin meanwhile
+	}
+	s.mu.Unlock()
+	switch {
+	case !rests, errs.Is(err, errkind.Busy), errs.Is(err, errkind.Refused):
+		return nil
+	case err != nil && !errs.Is(err, errkind.NotFound):
+		return err
+	case err == nil:
+		h.log.Info("removed the disk of a session that lives on elsewhere", "session", key)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	_, err = bus.Invoke[*schedulerv1.ReportReply](ctx, h.conn, "scheduler", "report",
+		&schedulerv1.ReportRequest{Session: ref, What: "dropped", Reason: "the image here was older than the session"})
+	return errs.Wrap(op, key.String(), err)
+}
+
+// atRest reports whether a disk of the session's generation is here, in nobody's use, with something
+// that is not saved and that can follow the head.
+func (h *host) atRest(k disk.Key, epoch ids.Epoch, head string) bool {
+	inv, err := h.disks.Get(k)
+	if err != nil || inv.Ephemeral || inv.Attached.Compare(epoch) > 0 {
+		return false
+	}
+	return inv.State == disk.Dirty && (inv.Base == head || inv.Pending.ID != "" && inv.Pending.ID == head)
+}
