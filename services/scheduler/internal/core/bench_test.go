@@ -21,7 +21,7 @@ func large(n int) *State {
 			index++
 			s.Apply(index, Entry{Now: 1, Open: &Open{Actor: Actor{Tenant: "acme", Issuer: "https://issuer.example", Subject: fmt.Sprint("user-", i)},
 				Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: 1 << 28}, Idle: time.Minute}, Request: ids.RequestID(fmt.Sprintf("r%025d", r)),
-				Hash: make([]byte, 32), Keys: []ids.SessionKey{key}, Alive: []ids.Host{"h1"}}})
+				Hash: make([]byte, 32), Keys: []ids.SessionKey{key}, Candidates: named("h1"), Alive: []ids.Host{"h1"}}})
 			index++
 			v := s.Session(key)
 			s.Apply(index, Entry{Now: 1, Woke: &Woke{Ref: Ref{key, v.Generation, v.Epoch}, Origin: 1}})

@@ -146,6 +146,9 @@ func (x *tx) removed(c *Removed) Outcome {
 	if old.State != Deleting {
 		return refuse(errkind.Conflict, "session %s is not being deleted", c.Session)
 	}
+	if h := x.running(old, c.Hosts); h != "" {
+		return refuse(errkind.Conflict, "host %s may still run an earlier epoch of session %s", h, c.Session)
+	}
 	s := x.edit(old)
 	x.move(s, tGone)
 	d := *s.Deletion
@@ -154,7 +157,6 @@ func (x *tx) removed(c *Removed) Outcome {
 	x.account(old, -1)
 	x.touched = append(x.touched, s.Key)
 	delete(x.s.sessions, s.Key)
-	delete(x.s.aliases, s.Key)
 	for _, k := range s.Aliases {
 		delete(x.s.aliases, k)
 	}
@@ -164,6 +166,17 @@ func (x *tx) removed(c *Removed) Outcome {
 	x.owe(t, s, c)
 	x.bury(t)
 	return Outcome{Session: s, Deleted: true}
+}
+
+// running is a host that may run an earlier epoch of s and did not confirm that
+// it does not.
+func (x *tx) running(s *Session, confirmed []ids.Host) ids.Host {
+	for _, l := range s.Left {
+		if !slices.Contains(confirmed, l.Host) && !x.s.lost(l.Host) {
+			return l.Host
+		}
+	}
+	return ""
 }
 
 // expire deletes at the end of retention, and only then.

@@ -13,6 +13,13 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
+func named(hosts ...ids.Host) (out []Candidate) {
+	for _, h := range hosts {
+		out = append(out, Candidate{Host: h})
+	}
+	return out
+}
+
 func (c *cell) host(id ids.Host) {
 	c.apply(Entry{Join: &Host{ID: id, Boot: "b1", Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: Limits{MemoryBytes: 1 << 40}}})
 }
@@ -20,7 +27,7 @@ func (c *cell) host(id ids.Host) {
 // openOn opens a session, by an entry of some format, while some hosts hold a lease.
 func (c *cell) openOn(format int, key ids.SessionKey, req string, alive ...ids.Host) Outcome {
 	return c.apply(Entry{V: format, Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Retention: 720 * time.Hour},
-		Request: ids.RequestID(req), StoredAt: Time(c.now), Deadline: Time(c.now + time.Minute), Keys: []ids.SessionKey{key}, Alive: alive}})
+		Request: ids.RequestID(req), StoredAt: Time(c.now), Deadline: Time(c.now + time.Minute), Keys: []ids.SessionKey{key}, Candidates: named(alive...), Alive: alive}})
 }
 
 // Entries that an older version wrote are read, and come to what they came to then.
@@ -51,7 +58,7 @@ func TestEntriesOfAnOlderVersion(t *testing.T) {
 	if kinds := kindsAfter(c.s, before); kinds != "" || len(c.s.Tombstone("sa").Erase) != 0 {
 		t.Errorf("events %s, left %+v", kinds, c.s.Tombstone("sa").Erase)
 	}
-	if _, err := DecodeEntry([]byte(`{"v":3}`)); err == nil {
+	if _, err := DecodeEntry([]byte(`{"v":4}`)); err == nil {
 		t.Error("an entry of a newer format was read")
 	}
 }
@@ -117,11 +124,17 @@ func TestOwnHostIsTheFirstCandidate(t *testing.T) {
 		c.host(ids.Host(fmt.Sprint("x", i)))
 	}
 	c.apply(Entry{Join: &Host{ID: "h1", Boot: "b1", Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: Limits{MemoryBytes: 1 << 10}}})
-	got := c.s.Candidates(c.s.Session("sa"), Terms{Tier: corev1.Tier_TIER_GVISOR}, func(ids.Host) bool { return true })
-	if len(got) != MaxCandidates || got[0] != "h1" {
+	full := c.s.Rank(c.s.Session("sa"), Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: 1 << 20}}, allAlive)
+	if len(full) != MaxCandidates+1 || full[MaxCandidates].Host != "h1" {
+		t.Errorf("candidates %v", full)
+	}
+	got := c.s.Rank(c.s.Session("sa"), Terms{Tier: corev1.Tier_TIER_GVISOR}, allAlive)
+	if len(got) != MaxCandidates || got[0].Host != "h1" {
 		t.Errorf("candidates %v", got)
 	}
 }
+
+func allAlive(ids.Host) HostFacts { return HostFacts{Alive: true} }
 
 // A restore makes what a host holds of the time before stale, also a disk that
 // was saved and never marked so: no epoch that it knows was the last one active.

@@ -38,7 +38,7 @@ func (c *cell) apply(e Entry) Outcome {
 func (c *cell) open(tenant ids.Tenant, key ids.SessionKey, req, hash string) Outcome {
 	return c.apply(Entry{Open: &Open{Actor: Actor{Tenant: tenant}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Idle: time.Minute, Retention: 720 * time.Hour},
 		Request: ids.RequestID(req), Hash: []byte(hash), StoredAt: Time(c.now), Deadline: Time(c.now + time.Minute),
-		Keys: []ids.SessionKey{key}, Alive: []ids.Host{"h1"}}})
+		Keys: []ids.SessionKey{key}, Candidates: named("h1"), Alive: []ids.Host{"h1"}}})
 }
 
 func (c *cell) ref(key ids.SessionKey) Ref {
@@ -143,7 +143,7 @@ func TestOpenOlderThanCommittedDelete(t *testing.T) {
 	c.now += time.Second
 	c.delete("sa", "d1", c.now)
 	late := Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR}, Request: "r2",
-		StoredAt: Time(stored), Deadline: Time(c.now + time.Hour), Keys: []ids.SessionKey{"sa"}, Alive: []ids.Host{"h1"}}}
+		StoredAt: Time(stored), Deadline: Time(c.now + time.Hour), Keys: []ids.SessionKey{"sa"}, Candidates: named("h1"), Alive: []ids.Host{"h1"}}}
 	c.refused(c.apply(late), errkind.Superseded) // while deleting
 	c.apply(Entry{Removed: &Removed{Ref: c.ref("sa"), Erased: true}})
 	c.refused(c.apply(late), errkind.Superseded) // deleted
@@ -273,7 +273,7 @@ func TestRotatedKeysResolveToOneSession(t *testing.T) {
 	c.open("acme", "old", "r1", "h")
 	c.woke("old", corev1.Origin_ORIGIN_CREATED)
 	out := c.apply(Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR}, Request: "r2",
-		StoredAt: Time(c.now), Keys: []ids.SessionKey{"new", "old"}, Alive: []ids.Host{"h1"}}})
+		StoredAt: Time(c.now), Keys: []ids.SessionKey{"new", "old"}, Candidates: named("h1"), Alive: []ids.Host{"h1"}}})
 	if out.Session == nil || out.Session.Key != "old" || c.s.Session("new") != c.s.Session("old") {
 		t.Fatalf("two sessions: %+v", out)
 	}

@@ -2,7 +2,6 @@ package core
 
 import (
 	"github.com/berth-dev/berth/schemas/errkind"
-	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // manifest moves the head by compare-and-swap on generation, epoch and parent.
@@ -14,6 +13,8 @@ func (x *tx) manifest(c *ManifestCmd) Outcome {
 	switch {
 	case old.Host != c.Host:
 		return refuse(errkind.Denied, "session %s belongs to host %s", c.Session, old.Host)
+	case x.v >= handoffSince && x.s.lost(c.Host):
+		return refuse(errkind.StaleEpoch, "host %s holds no lease; it must join first", c.Host)
 	case c.Manifest.ID == "":
 		return refuse(errkind.Invalid, "a manifest needs an id")
 	case old.State == Deleting:
@@ -25,13 +26,13 @@ func (x *tx) manifest(c *ManifestCmd) Outcome {
 		return *out
 	}
 	s := x.edit(old)
-	if out := moveHead(s, c.Manifest); out != nil {
+	if out := x.moveHead(s, c.Manifest); out != nil {
 		return *out
 	}
 	x.move(s, tCommit)
 	switch s.State {
 	case Asleep, Paused:
-		s.Dirty = false
+		s.unsaved(false)
 	case Waking:
 		s.Restore, s.Rewound = nil, s.Restore.AsOf
 		s.LastActive = s.Epoch // makes a local image of the time before stale, also one that was never marked as saved
@@ -54,7 +55,7 @@ func mayCommit(s *Session, m ManifestInfo) *Outcome {
 		}
 		out = refuse(errkind.Conflict, "session %s is waking: its head moves only to bring back the snapshot that was asked for", s.Key)
 	case Asleep, Paused:
-		if s.Dirty && s.Epoch == s.LastActive {
+		if s.Dirty && s.Epoch == s.LastActive && s.Newest == s.Host {
 			return nil
 		}
 		out = refuse(errkind.Conflict, "session %s sleeps and nothing of epoch %s is unsaved", s.Key, s.Epoch)
@@ -69,7 +70,7 @@ func mayCommit(s *Session, m ManifestInfo) *Outcome {
 	return &out
 }
 
-func moveHead(s *Session, m ManifestInfo) *Outcome {
+func (x *tx) moveHead(s *Session, m ManifestInfo) *Outcome {
 	if s.Manifest == m.ID {
 		return nil
 	}
@@ -77,9 +78,12 @@ func moveHead(s *Session, m ManifestInfo) *Outcome {
 		out := refuse(errkind.Conflict, "the head of session %s is %q, not the expected parent %q", s.Key, s.Manifest, m.Parent)
 		return &out
 	}
-	s.Manifest = m.ID
+	s.Manifest, s.Behind = m.ID, false
+	if x.v >= handoffSince {
+		s.SavedAt = x.now
+	}
 	if m.ImageDigest != "" {
-		s.ImageDigest = m.ImageDigest
+		s.ImageDigest = intern(x.s.in, m.ImageDigest)
 	}
 	return nil
 }
@@ -144,11 +148,4 @@ func mayRestore(s *Session, r *Restore) *Outcome {
 		return nil
 	}
 	return &out
-}
-
-// hold notes that h may have an image of the session from now on.
-func (s *Session) hold(h ids.Host) {
-	s.Holders = s.holders()
-	s.Host = h
-	s.Holders = s.holders()
 }

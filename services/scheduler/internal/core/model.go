@@ -123,8 +123,10 @@ type Wake struct {
 	Request  ids.RequestID `json:"request"`
 	Deadline Time          `json:"deadline"`
 	Attempt  int           `json:"attempt,omitempty"`
-	// Why it could not be placed, when it could not.
+	// Why it could not be placed, when it could not; Told is the sort of reason
+	// that was told last.
 	Unplaced string `json:"unplaced,omitempty"`
+	Told     string `json:"told,omitempty"`
 	// Terms that apply once it is placed; never nil, never changed.
 	Terms *Terms `json:"terms"`
 }
@@ -158,54 +160,54 @@ type Rewind struct {
 // Session is the record of one session. A *Session read from State is never
 // changed afterwards: a change makes a new one.
 type Session struct {
-	Tenant     ids.Tenant       `json:"tenant"`
-	Key        ids.SessionKey   `json:"key"`
-	Aliases    []ids.SessionKey `json:"aliases,omitempty"`
-	Name       string           `json:"name,omitempty"`
-	State      corev1.State     `json:"state"`
-	Generation ids.Generation   `json:"generation"`
-	Epoch      ids.Epoch        `json:"epoch,omitzero"`
-	Revision   uint64           `json:"revision"`
+	Tenant  ids.Tenant       `json:"tenant"`
+	Key     ids.SessionKey   `json:"key"`
+	Aliases []ids.SessionKey `json:"aliases,omitempty"`
+	Name    string           `json:"name,omitempty"`
+	State   corev1.State     `json:"state"`
+	// Dirty: it was active and what it wrote after Manifest is on the disk of Newest only.
+	Dirty bool `json:"dirty,omitempty"`
+	// Behind: what was written after Manifest is lost, and no wake has said so yet.
+	Behind     bool           `json:"behind,omitempty"`
+	NeedsStop  bool           `json:"needs_stop,omitempty"`
+	Origin     corev1.Origin  `json:"origin,omitempty"`
+	Generation ids.Generation `json:"generation"`
+	Epoch      ids.Epoch      `json:"epoch,omitzero"`
+	Revision   uint64         `json:"revision"`
 	// Host owns the current epoch: it has the compute, if there is any. Empty
 	// once the session was moved off a host, until it is placed.
 	Host ids.Host `json:"host,omitempty"`
 	// Newest is the host whose disk has what is not in the store: set while Dirty.
 	Newest ids.Host `json:"newest,omitempty"`
-	// Left is compute of earlier epochs that may still run.
-	Left []Left `json:"left,omitempty"`
-	// From is the host that it is handed over from, until it is active again.
+	// From is the host that it is handed over from, while a wake for it is on.
 	From ids.Host `json:"from,omitempty"`
 	// Holders may have an image of this generation, Host among them; see holders.
-	Holders     []ids.Host `json:"holders,omitempty"`
-	Boot        string     `json:"boot,omitempty"`
-	Manifest    string     `json:"manifest,omitempty"`
-	ImageDigest string     `json:"image,omitempty"`
-	LastActive  ids.Epoch  `json:"last_active,omitzero"`
-	// Dirty: it was active and what it wrote after Manifest is on the disk of Newest only.
-	Dirty bool `json:"dirty,omitempty"`
+	Holders []ids.Host `json:"holders,omitempty"`
+	// Left is compute of earlier epochs that may still run.
+	Left        []Left    `json:"left,omitempty"`
+	Boot        string    `json:"boot,omitempty"`
+	Manifest    string    `json:"manifest,omitempty"`
+	ImageDigest string    `json:"image,omitempty"`
+	LastActive  ids.Epoch `json:"last_active,omitzero"`
 	// Restore is what the next wake brings back instead of Manifest. It is set
 	// only while nothing is unsaved.
 	Restore *Rewind `json:"restore,omitempty"`
 	// Rewound: Manifest brought a snapshot of then back, and no wake has said so yet.
 	Rewound Time `json:"rewound,omitempty"`
-	// Behind: what was written after Manifest is lost, and no wake has said so yet.
-	Behind bool `json:"behind,omitempty"`
 	// SavedAt is when the head moved.
-	SavedAt      Time          `json:"saved,omitempty"`
-	NeedsStop    bool          `json:"needs_stop,omitempty"`
-	Actor        Actor         `json:"actor"`
-	Terms        *Terms        `json:"terms"` // never nil, never changed
-	Wake         *Wake         `json:"wake,omitempty"`
-	Sleep        *Sleep        `json:"sleep,omitempty"`
-	Deletion     *Deletion     `json:"deletion,omitempty"`
-	Pending      []Pending     `json:"pending,omitempty"`
-	Origin       corev1.Origin `json:"origin,omitempty"`
-	RestoredAsOf Time          `json:"restored,omitempty"`
-	LastWake     *Timing       `json:"last_wake,omitempty"` // its steps until it sleeps
-	Failure      *Failure      `json:"failure,omitempty"`
-	CreatedAt    Time          `json:"created"`
-	ChangedAt    Time          `json:"changed"`
-	RenewedAt    Time          `json:"renewed,omitempty"`
+	SavedAt      Time      `json:"saved,omitempty"`
+	Actor        Actor     `json:"actor"`
+	Terms        *Terms    `json:"terms"` // never nil, never changed
+	Wake         *Wake     `json:"wake,omitempty"`
+	Sleep        *Sleep    `json:"sleep,omitempty"`
+	Deletion     *Deletion `json:"deletion,omitempty"`
+	Pending      []Pending `json:"pending,omitempty"`
+	RestoredAsOf Time      `json:"restored,omitempty"`
+	LastWake     *Timing   `json:"last_wake,omitempty"` // its steps until it sleeps
+	Failure      *Failure  `json:"failure,omitempty"`
+	CreatedAt    Time      `json:"created"`
+	ChangedAt    Time      `json:"changed"`
+	RenewedAt    Time      `json:"renewed,omitempty"`
 	// Last activity, as the host said when it refused a sleep.
 	BusySince Time `json:"busy,omitempty"`
 	// Leader time at which the end of retention was warned of, plus one; 0: never.
@@ -216,8 +218,22 @@ type Session struct {
 // a blank disk is right.
 func (s *Session) Fresh() bool { return s.LastActive.IsZero() && s.Manifest == "" }
 
-// bound reports whether only s.Host can wake s: its newest files are nowhere else.
+// bound reports whether only s.Host could wake s by the rules of older
+// formats: its newest files are nowhere else.
 func (s *Session) bound() bool { return !s.Fresh() && (s.Dirty || s.Manifest == "") }
+
+// unsaved notes whether what the session wrote is only on its host's disk.
+func (s *Session) unsaved(yes bool) {
+	s.Dirty, s.Newest = yes, ""
+	if yes {
+		s.Newest = s.Host
+	}
+}
+
+// dead reports whether nothing is left of what the session had written.
+func (s *Session) dead() bool {
+	return !s.Terms.Ephemeral && !s.Fresh() && s.Manifest == "" && s.Host == "" && s.Newest == ""
+}
 
 // holders are the hosts that may have an image of this generation, in order.
 func (s *Session) holders() []ids.Host {
@@ -230,8 +246,10 @@ func (s *Session) holders() []ids.Host {
 // holds reports whether s counts against its host's memory.
 func (s *Session) holds() bool {
 	switch s.State {
-	case Waking, Active, Sleeping:
+	case Waking, Active:
 		return true
+	case Sleeping:
+		return s.Sleep == nil || !s.Sleep.Save
 	case Deleting, Failed:
 		return s.NeedsStop
 	}
@@ -258,6 +276,12 @@ type Host struct {
 	DrainDeadline Time `json:"drain_deadline,omitempty"`
 	// Drained: draining, and it was told that nothing is left there.
 	Drained bool `json:"drained,omitempty"`
+}
+
+// GoneHost remembers a host that was taken out for good.
+type GoneHost struct {
+	ID ids.Host `json:"id"`
+	At Time     `json:"at"`
 }
 
 // Left is compute of an earlier epoch that may still run on a host: it counts

@@ -39,6 +39,9 @@ func (x *tx) open(o *Open) Outcome {
 	case Deleting:
 		return Outcome{Wait: true, Session: s}
 	}
+	if s.dead() {
+		return refuse(errkind.DataLoss, "what the session had written was never saved, and was on a host that was removed; delete it to begin anew")
+	}
 	if s.State == Failed && s.Terms.Ephemeral && !s.LastActive.IsZero() {
 		x.startDelete(s, tReplace, Deletion{Reason: "an ephemeral session that was lost is never restored"})
 		x.put(s)
@@ -85,7 +88,7 @@ func (x *tx) mayOpen(s *Session, o *Open) *Outcome {
 // alias makes every key of an open name the one existing session.
 func (x *tx) alias(s *Session, keys []ids.SessionKey) *Session {
 	for _, k := range keys {
-		if _, taken := x.s.aliases[k]; taken || k == s.Key || slices.Contains(s.Aliases, k) {
+		if x.s.Session(k) != nil || k == s.Key || slices.Contains(s.Aliases, k) {
 			continue
 		}
 		s.Aliases = append(slices.Clone(s.Aliases), k)
@@ -95,8 +98,8 @@ func (x *tx) alias(s *Session, keys []ids.SessionKey) *Session {
 
 func (x *tx) create(o *Open) Outcome {
 	s := &Session{
-		Tenant: o.Actor.Tenant, Key: o.Keys[0], Name: o.Name, State: Unknown,
-		Generation: x.generation(), Actor: o.Actor, Terms: &o.Terms, CreatedAt: x.now,
+		Tenant: intern(x.s.in, o.Actor.Tenant), Key: o.Keys[0], Name: intern(x.s.in, o.Name), State: Unknown,
+		Generation: x.generation(), Actor: x.s.in.actor(o.Actor), Terms: x.s.in.termsOf(&o.Terms), CreatedAt: x.now,
 	}
 	if t := x.s.Tombstone(o.Keys...); t != nil {
 		s.Revision = t.Revision
@@ -114,7 +117,8 @@ func (x *tx) create(o *Open) Outcome {
 
 // ask notes a wake for a session at rest and places it.
 func (x *tx) ask(s *Session, o *Open) Outcome {
-	first := s.Wake == nil
+	// An open takes the place of a handoff that waits for one.
+	first := s.Wake == nil || s.Wake.Request == "" && s.Wake.Cause == handoffCause && !s.waits(VerbOpen)
 	x.move(s, tAsk)
 	r, out := x.admitOrJoin(s, o, first)
 	if out != nil {
@@ -158,8 +162,12 @@ func (x *tx) admit(s *Session, o *Open) (*Record, *Outcome) {
 	if out != nil {
 		return nil, out
 	}
-	s.Wake = &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: &o.Terms}
-	s.Actor = o.Actor
+	w := &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: x.s.in.termsOf(&o.Terms)}
+	if s.Wake != nil && w.Deadline != 0 {
+		w.Deadline = max(w.Deadline, s.Wake.Deadline)
+	}
+	s.Wake = w
+	s.Actor = x.s.in.actor(o.Actor)
 	x.emit(s, Admitted, func(e *Event) {
 		e.Actor, e.Terms, e.Request, e.Cause, e.Name = &o.Actor, &o.Terms, o.Request, o.Cause, s.Name
 	})

@@ -48,6 +48,11 @@ func (x *tx) wait(s *Session, verb Verb, id ids.RequestID, hash []byte) (*Record
 	return x.remember(Record{Session: s.Key, Verb: verb, ID: id, Hash: hash, Generation: s.Generation}), nil
 }
 
+// waits reports whether a request of a verb waits for the session.
+func (s *Session) waits(v Verb) bool {
+	return slices.ContainsFunc(s.Pending, func(p Pending) bool { return p.Verb == v })
+}
+
 // settle gives every waiting request of a verb its outcome; an empty verb means all.
 func (x *tx) settle(s *Session, verb Verb, fill func(*Record)) {
 	var rest []Pending

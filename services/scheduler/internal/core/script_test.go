@@ -83,6 +83,18 @@ func (a args) dur(k string) time.Duration {
 	return d
 }
 
+func (a args) list(k string) []string {
+	if !a.has(k) {
+		return nil
+	}
+	return strings.Split(a[k], ",")
+}
+
+func (a args) num(k string) int {
+	n, _ := strconv.Atoi(a[k])
+	return n
+}
+
 func (a args) has(k string) bool { _, ok := a[k]; return ok }
 
 func (a args) hosts(k string) (out []ids.Host) {
@@ -90,6 +102,15 @@ func (a args) hosts(k string) (out []ids.Host) {
 		if h != "" {
 			out = append(out, ids.Host(h))
 		}
+	}
+	return out
+}
+
+// candidates are those of alive, with reasons against some: alive=h1,h2:sick
+func (a args) candidates() (out []Candidate) {
+	for _, h := range a.hosts("alive") {
+		name, no, _ := strings.Cut(string(h), ":")
+		out = append(out, Candidate{Host: ids.Host(name), Refused: words(no)})
 	}
 	return out
 }
@@ -126,6 +147,10 @@ func (m *stage) do(t *testing.T, line string) string {
 		return m.show(a.keys()[0])
 	case "record":
 		return m.record(a)
+	case "rank", "explain":
+		return m.plan(f[0], a)
+	case "lefts":
+		return m.lefts()
 	}
 	e := m.entry(t, f[0], a)
 	e.Now = Time(m.now)
@@ -135,6 +160,9 @@ func (m *stage) do(t *testing.T, line string) string {
 	}
 	if e, err = DecodeEntry(raw); err != nil {
 		t.Fatal(err)
+	}
+	if a.has("v") { // as an older version wrote it
+		e.V, _ = strconv.Atoi(a["v"])
 	}
 	before := m.s.OutSeq
 	m.index++
@@ -161,25 +189,30 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	switch verb {
 	case "join":
 		mem, _ := strconv.Atoi(a["mem"])
-		return Entry{Join: &Host{ID: ids.Host(a["host"]), Boot: a["boot"], Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR},
-			Capacity: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 2000}, CPUPercent: 400}}
+		h := &Host{ID: ids.Host(a["host"]), Boot: a["boot"], Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Zone: a["zone"],
+			Capacity: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 2000, PIDs: uint32(a.num("pids")), DiskBytes: uint64(a.num("disk")) << 20}, CPUPercent: 400,
+			PIDsPercent: uint32(a.num("pids_percent")), DiskPercent: uint32(a.num("disk_percent"))}
+		if a.has("tier") {
+			h.Tiers = []corev1.Tier{corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["tier"])])}
+		}
+		return Entry{Join: h}
 	case "open":
 		return Entry{Open: m.open(a)}
 	case "place":
-		return Entry{Place: &Place{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Alive: a.hosts("alive"), Why: words(a["why"])}}
+		return Entry{Place: &Place{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Candidates: a.candidates(), Alive: a.hosts("alive"), Why: words(a["why"])}}
 	case "woke":
 		o := corev1.Origin(corev1.Origin_value["ORIGIN_"+strings.ToUpper(a["origin"])])
 		return Entry{Woke: &Woke{Ref: m.ref(a), Origin: o, ImageDigest: a["image"], RestoredAsOf: m.at(a, "asof")}}
 	case "wake_failed":
-		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: failure(a), Retry: a.has("retry"), Alive: a.hosts("alive")}}
+		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: failure(a), Retry: a.has("retry"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "sleep":
-		c := &SleepCmd{Tenant: tenant(a), Keys: a.keys(), Reason: a["reason"], Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), IdleSince: m.at(a, "idle_since")}
+		c := &SleepCmd{Tenant: tenant(a), Keys: a.keys(), Reason: a["reason"], Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), IdleSince: m.at(a, "idle_since"), Force: a.has("force")}
 		if a.has("epoch") {
 			c.Epoch = m.ref(a).Epoch
 		}
 		return Entry{Sleep: c}
 	case "slept":
-		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Alive: a.hosts("alive")}}
+		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Until: m.at(a, "until"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "busy":
 		return Entry{SleepRefused: &SleepRefused{Ref: m.ref(a), BusySince: m.at(a, "since")}}
 	case "delete":
@@ -205,7 +238,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		r := m.ref(a)
 		return Entry{Stopped: &r}
 	case "exited":
-		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Alive: a.hosts("alive")}}
+		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "manifest":
 		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"]}}}
 	case "restore":
@@ -215,9 +248,19 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		}
 		return Entry{Restore: r}
 	case "lost":
-		return Entry{HostLost: &HostLost{Host: ids.Host(a["host"]), Boot: a["boot"], Reason: "its lease ran out"}}
+		return Entry{HostLost: &HostLost{Host: ids.Host(a["host"]), Boot: a["boot"], Reason: "its lease ran out", Until: m.at(a, "until")}}
 	case "drain":
-		return Entry{Drain: &Drain{Host: ids.Host(a["host"]), On: true}}
+		return Entry{Drain: &Drain{Host: ids.Host(a["host"]), On: !a.has("off"), Deadline: m.at(a, "deadline")}}
+	case "move":
+		return Entry{Move: &Move{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Host: ids.Host(a["host"])}}
+	case "save":
+		return Entry{Save: &Save{Ref: m.ref(a), Host: ids.Host(a["host"])}}
+	case "dropped":
+		return Entry{Dropped: &Dropped{Session: m.ref(a).Session, Generation: m.ref(a).Generation, Host: ids.Host(a["host"])}}
+	case "cleared":
+		return Entry{Cleared: &Cleared{Ref: m.ref(a), Host: ids.Host(a["host"])}}
+	case "remove":
+		return Entry{RemoveHost: &RemoveHost{Host: ids.Host(a["host"]), LoseUnsaved: a.has("lose")}}
 	case "trim":
 		return Entry{Trim: &Trim{Upto: m.s.OutSeq}}
 	case "tick":
@@ -252,10 +295,10 @@ func (m *stage) open(a args) *Open {
 		mem, _ = strconv.Atoi(a["mem"])
 	}
 	o := &Open{Actor: Actor{Tenant: tenant(a), Issuer: "https://i", Subject: a["u"], Frontend: "web"},
-		Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 500}, Idle: 15 * time.Minute,
-			Retention: 720 * time.Hour, Ephemeral: a.has("ephemeral")},
+		Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Limits: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 500, PIDs: uint32(a.num("pids")), DiskBytes: uint64(a.num("disk")) << 20},
+			Idle: 15 * time.Minute, Retention: 720 * time.Hour, Ephemeral: a.has("ephemeral"), Plan: a["plan"], MaxAwake: uint32(a.num("max_awake")), Zones: a.list("zones")},
 		Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), StoredAt: Time(m.now), Deadline: Time(m.now + time.Minute),
-		Keys: a.keys(), Alive: a.hosts("alive"), Name: "default"}
+		Keys: a.keys(), Candidates: a.candidates(), Alive: a.hosts("alive"), Name: "default"}
 	if a.has("stored") {
 		o.StoredAt = m.at(a, "stored")
 	}
@@ -292,6 +335,15 @@ func (m *stage) trace(out Outcome, before uint64, a args) string {
 		if e.Reason != "" {
 			fmt.Fprintf(&b, " (%s)", e.Reason)
 		}
+		if e.Handoff {
+			b.WriteString(" handoff")
+		}
+		if e.From != "" {
+			fmt.Fprintf(&b, " from %s", e.From)
+		}
+		if e.Kind == Activated {
+			fmt.Fprintf(&b, " %s", strings.ToLower(strings.TrimPrefix(e.Origin.String(), "ORIGIN_")))
+		}
 		if e.Failure != nil {
 			fmt.Fprintf(&b, " [%s: %s]", e.Failure.Kind, e.Failure.Reason)
 		}
@@ -308,6 +360,12 @@ func (m *stage) trace(out Outcome, before uint64, a args) string {
 			fmt.Fprintf(&b, " gen %s on %v", e.Generation, e.Hosts)
 		}
 		b.WriteString("\n")
+	}
+	for _, r := range out.Rewound {
+		fmt.Fprintf(&b, "  goes back: %s\n%s", r.Session, m.show(r.Session))
+	}
+	for _, r := range out.Lost {
+		fmt.Fprintf(&b, "  lost: %s\n%s", r.Session, m.show(r.Session))
 	}
 	if out.Session != nil && !out.Deleted {
 		b.WriteString(m.show(out.Session.Key))
@@ -353,6 +411,18 @@ func (m *stage) show(k ids.SessionKey) string {
 	if s.Dirty {
 		b.WriteString(" dirty")
 	}
+	if s.Newest != s.Host && s.Newest != "" {
+		fmt.Fprintf(&b, " newest on %s", s.Newest)
+	}
+	if s.Behind {
+		b.WriteString(" behind")
+	}
+	for _, l := range s.Left {
+		fmt.Fprintf(&b, " left %s on %s", l.Epoch, l.Host)
+	}
+	if s.From != "" {
+		fmt.Fprintf(&b, " handed over from %s until %s", s.From, time.Duration(s.Wake.Deadline)-1000*time.Second)
+	}
 	if s.Restore != nil {
 		fmt.Fprintf(&b, " restores %s", s.Restore.Snapshot)
 	}
@@ -367,6 +437,51 @@ func (m *stage) show(k ids.SessionKey) string {
 	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// plan prints what the leader would propose, or a wake would get. Facts of the
+// hosts: alive=h1,h2 sick=h2 image=h1 warm=h3
+func (m *stage) plan(what string, a args) string {
+	facts := func(h ids.Host) HostFacts {
+		f := HostFacts{Alive: slices.Contains(a.hosts("alive"), h)}
+		if slices.Contains(a.hosts("sick"), h) {
+			f.Unhealthy = "its pool of disks is full"
+		}
+		if slices.Contains(a.hosts("image"), h) {
+			f.Images = func(string) bool { return true }
+		}
+		if slices.Contains(a.hosts("warm"), h) {
+			f.Warm = func(string) uint32 { return 2 }
+		}
+		return f
+	}
+	var b strings.Builder
+	s := m.s.Session(a.keys()...)
+	if what == "explain" {
+		p := m.s.Explain(s, facts)
+		fmt.Fprintf(&b, "  on %q: %s\n", p.Host, p.Reason)
+		for _, r := range p.Rows {
+			fmt.Fprintf(&b, "  - %s %s %v\n", r.Host, r.Refused, r.Ranks)
+		}
+		return b.String() + fmt.Sprintf("  and %d more\n", p.More)
+	}
+	o := m.open(a)
+	o.Terms.Image = "img"
+	if s == nil {
+		s = &Session{Tenant: o.Actor.Tenant, Key: o.Keys[0]}
+	}
+	for _, c := range m.s.Rank(s, o.Terms, facts) {
+		fmt.Fprintf(&b, "  %s %s %s\n", c.Host, strings.Join(c.Ranks, ", "), c.Refused)
+	}
+	return b.String()
+}
+
+func (m *stage) lefts() string {
+	var b strings.Builder
+	for _, p := range m.s.Lefts() {
+		fmt.Fprintf(&b, "  %s left %s on %s\n", p.Session.Key, p.Left.Epoch, p.Left.Host)
+	}
+	return b.String() + "  that is all\n"
 }
 
 // restart writes a snapshot, reads it, and compares.

@@ -28,10 +28,13 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 		out.Session = old
 		return out
 	}
+	if out := x.maySleep(old, c); out != nil {
+		return *out
+	}
 	s := x.edit(old)
 	switch s.State {
 	case Active:
-		if c.IdleSince != 0 && x.now < s.RenewedAt.Add(s.Terms.Idle-slack(s.Terms.Idle)) {
+		if c.Reason != ReasonDrain && c.IdleSince != 0 && x.now < s.RenewedAt.Add(s.Terms.Idle-slack(s.Terms.Idle)) {
 			return Outcome{Session: old, BusySince: s.RenewedAt}
 		}
 		if s.Terms.Ephemeral {
@@ -39,9 +42,13 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 		}
 		x.move(s, tSleep)
 		s.Sleep = &Sleep{Reason: c.Reason, IdleSince: c.IdleSince, Pause: c.Reason == ReasonPause}
+		if x.v >= handoffSince && c.Reason == ReasonDrain {
+			s.Sleep.Handoff, s.Sleep.Force = true, c.Force
+		}
 		return x.joinSleep(s, c)
 	case Sleeping:
 		x.move(s, tSleepJoin)
+		x.changeSleep(s, c)
 		return x.joinSleep(s, c)
 	case Waking, Deleting:
 		return Outcome{Session: old, Wait: true}
@@ -49,6 +56,44 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 		return x.sleepAtRest(s, c)
 	}
 	return Outcome{Session: old}
+}
+
+// maySleep refuses, or puts off, the sleep of a drain.
+func (x *tx) maySleep(s *Session, c *SleepCmd) *Outcome {
+	if x.v < handoffSince || c.Reason != ReasonDrain {
+		return nil
+	}
+	h := x.s.Host(s.Host)
+	switch {
+	case s.State != Active && s.State != Sleeping:
+		return &Outcome{Session: s, Wait: s.State == Waking || s.State == Deleting}
+	case h == nil || !h.Draining:
+		out := refuse(errkind.Conflict, "host %s is not draining", s.Host)
+		return &out
+	case s.State == Active && !c.Force && s.Terms.Ephemeral: // its sleep would be its end
+		return &Outcome{Session: s, BusySince: x.now}
+	case s.State == Active && !c.Force && s.RenewedAt > c.IdleSince:
+		return &Outcome{Session: s, BusySince: s.RenewedAt}
+	}
+	return nil
+}
+
+// changeSleep has a sleep under way end as the newer request wants it: after a
+// close nothing is handed over, and a drain may stop to ask.
+func (x *tx) changeSleep(s *Session, c *SleepCmd) {
+	if x.v < handoffSince || s.Sleep == nil {
+		return
+	}
+	sl := *s.Sleep
+	switch {
+	case c.Reason == ReasonDrain:
+		sl.Force = sl.Force || c.Force
+	case sl.Handoff && c.IdleSince == 0:
+		sl.Handoff, sl.Reason, sl.Pause = false, c.Reason, c.Reason == ReasonPause
+	}
+	if sl != *s.Sleep {
+		s.Sleep = &sl
+	}
 }
 
 // ReasonPause makes a sleep end as paused.
@@ -81,6 +126,12 @@ func (x *tx) endEphemeral(s *Session, c *SleepCmd) Outcome {
 }
 
 func (x *tx) sleepAtRest(s *Session, c *SleepCmd) Outcome {
+	if w := s.Wake; x.v >= handoffSince && w != nil && w.Request == "" && w.Cause == handoffCause && !s.waits(VerbOpen) {
+		x.move(s, tNoHandoff) // it was closed, so it need not wake
+		s.Wake = nil
+		x.put(s)
+		s = x.edit(s)
+	}
 	if s.Terms.Ephemeral && s.Wake == nil && s.State != Paused {
 		return x.endEphemeral(s, c)
 	}
@@ -112,10 +163,10 @@ func (x *tx) slept(c *Slept) Outcome {
 	}
 	s := x.edit(old)
 	if s.Terms.Ephemeral { // never put to sleep, so its host has lost it
-		return x.displace(s, "the host has no sandbox of it", x.named(c.Candidates, c.Alive))
+		return x.displace(s, displacement{reason: "the host has no sandbox of it", named: x.named(c.Candidates, c.Alive)})
 	}
 	if c.Manifest.ID != "" {
-		if out := moveHead(s, c.Manifest); out != nil {
+		if out := x.moveHead(s, c.Manifest); out != nil {
 			return *out
 		}
 	}
@@ -123,18 +174,43 @@ func (x *tx) slept(c *Slept) Outcome {
 	if s.Sleep != nil {
 		sl = *s.Sleep
 	}
+	if sl.Save {
+		return x.saved(s, sl, c)
+	}
 	t := tAsleep
 	if sl.Pause {
 		t = tAsleepPaused
 	}
 	x.move(s, t)
-	s.Sleep, s.Dirty = nil, c.Manifest.ID == ""
+	s.Sleep = nil
+	s.unsaved(c.Manifest.ID == "")
+	x.rest(s)
+	if sl.Handoff && !s.Dirty && !sl.Pause && s.Wake == nil {
+		x.handOver(s, c.Until)
+	}
 	x.emit(s, FellAsleep, func(e *Event) {
 		e.Manifest, e.Reason, e.Timing, e.Terms = s.Manifest, sl.Reason, c.Timing, s.Terms
 	})
 	if sl.Pause {
 		x.emit(s, WasPaused, func(e *Event) { e.Reason = sl.Reason })
 	}
+	x.settle(s, VerbClose, asIs)
+	if s.Wake != nil {
+		x.place(s, x.named(c.Candidates, c.Alive))
+	}
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+// saved ends the save of a session at rest.
+func (x *tx) saved(s *Session, sl Sleep, c *Slept) Outcome {
+	t := tSaved
+	if sl.Pause {
+		t = tSavedPaused
+	}
+	x.quietly(s, t)
+	s.Sleep = nil
+	s.unsaved(c.Manifest.ID == "")
 	x.settle(s, VerbClose, asIs)
 	if s.Wake != nil {
 		x.place(s, x.named(c.Candidates, c.Alive))
@@ -171,6 +247,9 @@ func (x *tx) sleepRefused(c *SleepRefused) Outcome {
 	}
 	if old.State != Sleeping {
 		return refuse(errkind.StaleEpoch, "session %s is no longer going to sleep", c.Session)
+	}
+	if old.Sleep != nil && old.Sleep.Save {
+		return refuse(errkind.Conflict, "session %s has no compute that could be busy", c.Session)
 	}
 	s := x.edit(old)
 	x.move(s, tBusy)

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 )
 
 // SnapshotVersion is the newest format of snapshots that this code reads.
-const SnapshotVersion = 2
+const SnapshotVersion = 3
 
 // header is the first line of a snapshot.
 type header struct {
@@ -33,6 +34,7 @@ type line struct {
 	Session   *Session   `json:"session,omitempty"`
 	Tombstone *Tombstone `json:"tombstone,omitempty"`
 	Host      *Host      `json:"host,omitempty"`
+	Gone      *GoneHost  `json:"gone,omitempty"`
 	Record    *Record    `json:"record,omitempty"`
 	Event     *Event     `json:"event,omitempty"`
 }
@@ -44,6 +46,7 @@ type Frozen struct {
 	sessions []*Session
 	tombs    []*Tombstone
 	hosts    []*Host
+	gone     []*GoneHost
 	records  []*Record
 	outbox   []*Event
 }
@@ -54,12 +57,12 @@ func (s *State) Freeze() *Frozen {
 		h: header{Format: format, Version: SnapshotVersion, Incarnation: s.Incarnation, Index: s.Index,
 			LeaderTime: s.LeaderTime, OutSeq: s.OutSeq, ExpireHour: s.expireHour, ExpireCount: s.expireCount},
 		sessions: s.Sessions(), tombs: s.Tombstones(), hosts: s.Hosts(), outbox: slices.Clone(s.outbox),
-		records: make([]*Record, len(s.recordQ)),
+		gone: slices.Collect(maps.Values(s.gone)), records: make([]*Record, len(s.recordQ)),
 	}
 	for i, sl := range s.recordQ {
 		f.records[i] = sl.r
 	}
-	f.h.Lines = len(f.sessions) + len(f.tombs) + len(f.hosts) + len(f.records) + len(f.outbox)
+	f.h.Lines = len(f.sessions) + len(f.tombs) + len(f.hosts) + len(f.gone) + len(f.records) + len(f.outbox)
 	return f
 }
 
@@ -74,6 +77,7 @@ func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	enc := json.NewEncoder(buf)
 	slices.SortFunc(f.sessions, func(a, b *Session) int { return compare(a.Key, b.Key) })
 	slices.SortFunc(f.tombs, func(a, b *Tombstone) int { return compare(a.Key, b.Key) })
+	slices.SortFunc(f.gone, func(a, b *GoneHost) int { return compare(a.ID, b.ID) })
 	err := enc.Encode(f.h)
 	put := func(l line) {
 		if err == nil {
@@ -82,6 +86,9 @@ func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	}
 	for _, v := range f.hosts {
 		put(line{Host: v})
+	}
+	for _, v := range f.gone {
+		put(line{Gone: v})
 	}
 	for _, v := range f.sessions {
 		put(line{Session: v})
@@ -125,17 +132,24 @@ func ReadState(r io.Reader) (*State, error) {
 			}
 			return nil, fmt.Errorf("read snapshot line %d of %d: %w", n+1, h.Lines, err)
 		}
-		s.take(l)
+		s.take(l, h.Version)
 	}
 	return s, nil
 }
 
-func (s *State) take(l line) {
+func (s *State) take(l line, version int) {
 	x := &tx{s: s}
 	switch {
 	case l.Host != nil:
-		s.hosts[l.Host.ID] = l.Host
+		l.Host.ID = intern(s.in, l.Host.ID)
+		s.setHost(l.Host)
+	case l.Gone != nil:
+		s.gone[l.Gone.ID] = l.Gone
 	case l.Session != nil:
+		if version < handoffSince { // then a session never left its newest disk
+			l.Session.unsaved(l.Session.Dirty)
+		}
+		s.share(l.Session)
 		x.put(l.Session)
 	case l.Tombstone != nil:
 		x.bury(l.Tombstone)

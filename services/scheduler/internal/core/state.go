@@ -48,9 +48,11 @@ type State struct {
 	OutSeq      uint64 // of the last event emitted
 
 	sessions map[ids.SessionKey]*Session
-	aliases  map[ids.SessionKey]ids.SessionKey
+	aliases  map[ids.SessionKey]ids.SessionKey // other keys of sessions
 	tombs    map[ids.SessionKey]*Tombstone
-	hosts    map[ids.Host]*Host
+	hosts    map[ids.Host]*hostRec
+	order    []*hostRec // hosts that joined, in order of their id
+	gone     map[ids.Host]*GoneHost
 	records  map[recordKey]*slot
 	recordQ  []*slot // in order of their leader time
 	outbox   []*Event
@@ -58,8 +60,9 @@ type State struct {
 	expireHour  time.Duration // start of the hour that expireCount counts
 	expireCount int
 
-	usage      map[ids.Host]Usage // derived
-	violations []string           // of the declared transitions; always empty
+	groups     map[group]*groupUse // derived
+	in         *interner
+	violations []string // of the declared transitions; always empty
 }
 
 // NewState is the state of a new cell.
@@ -69,9 +72,11 @@ func NewState() *State {
 		sessions:    map[ids.SessionKey]*Session{},
 		aliases:     map[ids.SessionKey]ids.SessionKey{},
 		tombs:       map[ids.SessionKey]*Tombstone{},
-		hosts:       map[ids.Host]*Host{},
+		hosts:       map[ids.Host]*hostRec{},
+		gone:        map[ids.Host]*GoneHost{},
 		records:     map[recordKey]*slot{},
-		usage:       map[ids.Host]Usage{},
+		groups:      map[group]*groupUse{},
+		in:          newInterner(),
 	}
 }
 
@@ -81,7 +86,8 @@ func (s *State) Clone() *State {
 	c.sessions = maps.Clone(s.sessions)
 	c.aliases = maps.Clone(s.aliases)
 	c.tombs = maps.Clone(s.tombs)
-	c.hosts = maps.Clone(s.hosts)
+	c.gone = maps.Clone(s.gone)
+	c.cloneHosts(s)
 	c.records, c.recordQ = make(map[recordKey]*slot, len(s.records)), make([]*slot, 0, len(s.recordQ))
 	for _, sl := range s.recordQ {
 		n := *sl
@@ -89,14 +95,35 @@ func (s *State) Clone() *State {
 		c.recordQ = append(c.recordQ, &n)
 	}
 	c.outbox = slices.Clone(s.outbox)
-	c.usage = maps.Clone(s.usage)
+	c.in = newInterner()
 	c.violations = slices.Clone(s.violations)
 	return &c
+}
+
+func (s *State) cloneHosts(from *State) {
+	s.hosts, s.order, s.groups = map[ids.Host]*hostRec{}, make([]*hostRec, 0, len(from.order)), map[group]*groupUse{}
+	for id, r := range from.hosts {
+		n := *r
+		s.hosts[id] = &n
+	}
+	for _, r := range from.order {
+		s.order = append(s.order, s.hosts[r.id])
+	}
+	for k, g := range from.groups {
+		n := &groupUse{awake: g.awake, on: make(map[*hostRec]int, len(g.on))}
+		for r, c := range g.on {
+			n.on[s.hosts[r.id]] = c
+		}
+		s.groups[k] = n
+	}
 }
 
 // Session returns the session that any of the keys names, nil if none does.
 func (s *State) Session(keys ...ids.SessionKey) *Session {
 	for _, k := range keys {
+		if v := s.sessions[k]; v != nil {
+			return v
+		}
 		if c, ok := s.aliases[k]; ok {
 			return s.sessions[c]
 		}
@@ -124,15 +151,27 @@ func (s *State) Record(key ids.SessionKey, verb Verb, id ids.RequestID) *Record 
 }
 
 // Host returns a host, nil if it never joined.
-func (s *State) Host(id ids.Host) *Host { return s.hosts[id] }
+func (s *State) Host(id ids.Host) *Host {
+	if r := s.hosts[id]; r != nil {
+		return r.h
+	}
+	return nil
+}
 
 // Usage returns what sessions hold of a host.
-func (s *State) Usage(id ids.Host) Usage { return s.usage[id] }
+func (s *State) Usage(id ids.Host) Usage {
+	if r := s.hosts[id]; r != nil {
+		return r.u
+	}
+	return Usage{}
+}
 
 // Hosts returns all hosts in order of their id.
 func (s *State) Hosts() []*Host {
-	out := slices.Collect(maps.Values(s.hosts))
-	slices.SortFunc(out, func(a, b *Host) int { return compare(a.ID, b.ID) })
+	out := make([]*Host, len(s.order))
+	for i, r := range s.order {
+		out[i] = r.h
+	}
 	return out
 }
 
@@ -176,6 +215,7 @@ func (s *State) Apply(index uint64, e Entry) Outcome {
 	s.Index = index
 	x := &tx{s: s, index: index, now: e.Now, v: cmp.Or(e.V, EntryVersion)}
 	out := x.apply(e)
+	x.tellDrained()
 	out.Events = x.n
 	out.Touched = x.touched
 	return out
@@ -217,6 +257,16 @@ func (x *tx) apply(e Entry) Outcome {
 		return x.hostLost(e.HostLost)
 	case e.Drain != nil:
 		return x.drain(e.Drain)
+	case e.Move != nil:
+		return x.moveOff(e.Move)
+	case e.Save != nil:
+		return x.save(e.Save)
+	case e.Dropped != nil:
+		return x.dropped(e.Dropped)
+	case e.Cleared != nil:
+		return x.cleared(e.Cleared)
+	case e.RemoveHost != nil:
+		return x.removeHost(e.RemoveHost)
 	case e.Trim != nil:
 		return x.trim(e.Trim)
 	case e.Tick != nil:
@@ -236,8 +286,11 @@ type tx struct {
 	t     *Transition // under way
 	v     int         // format of the entry
 	avoid ids.Host    // said that it has no room
+	// nothing: the host that it is taken from has no compute of it, for certain.
+	nothing bool
 
-	touched []ids.SessionKey
+	touched  []ids.SessionKey
+	draining []*hostRec // of which something changed
 }
 
 func (x *tx) generation() ids.Generation {
@@ -251,41 +304,18 @@ func (x *tx) edit(s *Session) *Session {
 	return &c
 }
 
-// put stores a changed session and keeps the hosts' usage.
+// put stores a changed session and keeps what is derived.
 func (x *tx) put(n *Session) {
-	old := x.s.sessions[n.Key]
-	x.account(old, -1)
+	if n.Wake == nil {
+		n.From = ""
+	}
+	x.account(x.s.sessions[n.Key], -1)
 	x.account(n, +1)
 	x.s.sessions[n.Key] = n
-	x.s.aliases[n.Key] = n.Key
 	for _, k := range n.Aliases {
 		x.s.aliases[k] = n.Key
 	}
 	x.touched = append(x.touched, n.Key)
-}
-
-func (x *tx) account(s *Session, sign int) {
-	if s == nil || s.Host == "" {
-		return
-	}
-	u := x.s.usage[s.Host]
-	u.add(s, sign)
-	x.s.usage[s.Host] = u
-}
-
-func (u *Usage) add(s *Session, sign int) {
-	u.Sessions += sign
-	if !s.holds() {
-		return
-	}
-	u.Held += sign
-	if sign > 0 {
-		u.MemoryBytes += s.Terms.Limits.MemoryBytes
-		u.CPUMillis += uint64(s.Terms.Limits.CPUMillis)
-	} else {
-		u.MemoryBytes -= s.Terms.Limits.MemoryBytes
-		u.CPUMillis -= uint64(s.Terms.Limits.CPUMillis)
-	}
 }
 
 // move takes a declared transition.

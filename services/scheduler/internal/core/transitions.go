@@ -128,6 +128,34 @@ var (
 		When: "durable: the newest files are on the host's disk, also when a sleep could not save them and an open waits", To: Asleep, Emits: emits{Displaced, FellAsleep}})
 	tLost = declare(Transition{Name: "lose", From: states{Active, Sleeping}, Event: "exited, host_lost, slept",
 		When: "ephemeral: never restored", To: Failed, Emits: emits{Displaced, HasFailed}, Commands: commands{HostStop}})
+	tReturn = declare(Transition{Name: "return", From: states{Waking}, Event: "join",
+		When: "the host that has newer files than the store is back before another one is active, and has room", To: Waking, Emits: emits{Placed}, Commands: commands{HostWake}})
+	tCleared = declare(Transition{Name: "clear", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed, Deleting}, Event: "cleared",
+		When: "a host that it was taken from runs nothing of the earlier epoch"})
+	tMove = declare(Transition{Name: "move off", From: states{New, Asleep, Paused, Failed}, Event: "move",
+		When: "all of it is saved and no compute is left: its next wake is placed anywhere"})
+	tSave = declare(Transition{Name: "save", From: states{Asleep, Paused, Failed}, Event: "save",
+		When: "something is unsaved and the host that has it holds a lease", To: Sleeping, Commands: commands{HostSleep}})
+	tSaved = declare(Transition{Name: "saved", From: states{Sleeping}, Event: "slept",
+		When: "it was at rest before, and the host saved what was unsaved", To: Asleep})
+	tSavedPaused = declare(Transition{Name: "saved", From: states{Sleeping}, Event: "slept",
+		When: "it was paused before, and the host saved what was unsaved", To: Paused})
+	tNotSaved = declare(Transition{Name: "not saved", From: states{Sleeping}, Event: "exited, host_lost",
+		When: "it was at rest before; its files stay where they are", To: Asleep})
+	tNotSavedPaused = declare(Transition{Name: "not saved", From: states{Sleeping}, Event: "exited, host_lost",
+		When: "it was paused before; its files stay where they are", To: Paused})
+	tNoHandoff = declare(Transition{Name: "take a handoff back", From: states{New, Asleep, Paused, Failed}, Event: "sleep",
+		When: "it waits to be handed over and no open waits"})
+	tDropped = declare(Transition{Name: "forget a disk", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed, Deleting}, Event: "dropped",
+		When: "the host is not the owner and has nothing that is unsaved"})
+	tForget = declare(Transition{Name: "forget a host", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed, Deleting}, Event: "remove_host",
+		When: "what was unsaved there is given up; the next wake says as of when it is restored"})
+	tHostGone = declare(Transition{Name: "lose the host", From: states{Waking}, Event: "remove_host",
+		When: "it was waking there, and was active before", To: Asleep, Commands: commands{Retry}})
+	tHostGoneNew = declare(Transition{Name: "lose the host", From: states{Waking}, Event: "remove_host",
+		When: "it was waking there, and never active so far", To: New, Commands: commands{Retry}})
+	tNothingLeft = declare(Transition{Name: "lose all", From: states{Waking, Active, Sleeping, Asleep, Paused, Failed}, Event: "remove_host",
+		When: "its files were there alone and never saved", To: Failed, Emits: emits{HasFailed}})
 	tDelete = declare(Transition{Name: "delete", From: states{New, Waking, Active, Sleeping, Asleep, Paused, Failed}, Event: "delete",
 		When: "always; for retention only under its conditions", To: Deleting, Commands: commands{Revoke, HostDelete}})
 	tDeleteJoin = declare(Transition{Name: "join the delete", From: states{Deleting}, Event: "delete", To: Deleting})

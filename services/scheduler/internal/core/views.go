@@ -7,21 +7,22 @@ import (
 )
 
 // Unsaved is how many sessions have their newest files on a host alone.
-func (s *State) Unsaved(h ids.Host) int { return s.usage[h].Unsaved }
+func (s *State) Unsaved(h ids.Host) int { return s.Usage(h).Unsaved }
 
 // Awake is how many sessions of a tenant and plan hold compute.
-func (s *State) Awake(t ids.Tenant, plan string) (n int) {
-	for _, sess := range s.sessions {
-		if sess.Tenant == t && sess.Terms.Plan == plan && sess.holds() {
-			n++
-		}
+func (s *State) Awake(t ids.Tenant, plan string) int {
+	if g := s.groups[group{t, plan}]; g != nil {
+		return g.awake
 	}
-	return n
+	return 0
 }
 
 // OnHost returns the sessions of which something is on a host: that it owns,
 // whose newest files it has, or of which compute may be left; in order of key.
 func (s *State) OnHost(h ids.Host) []*Session {
+	if r := s.hosts[h]; r == nil || r.empty() {
+		return nil
+	}
 	return s.where(func(sess *Session) bool {
 		return sess.Host == h || sess.Newest == h || sess.leftOn(h)
 	})
@@ -62,6 +63,3 @@ func (s *Session) leftOn(h ids.Host) bool {
 // TellRestored reports whether a wake from Manifest must say as of when: what
 // was written after it is lost, or on a disk that cannot be had.
 func (s *Session) TellRestored() bool { return s.Dirty || s.Behind }
-
-// Removed reports whether a host was taken out of the cell for good.
-func (s *State) Removed(h ids.Host) bool { return false }

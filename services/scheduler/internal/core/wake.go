@@ -1,6 +1,8 @@
 package core
 
 import (
+	"cmp"
+
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 )
@@ -16,6 +18,8 @@ func (x *tx) woke(w *Woke) Outcome {
 		return Outcome{Session: old}
 	case old.State != Waking:
 		return refuse(errkind.StaleEpoch, "session %s is no longer waking", w.Session)
+	case x.v >= handoffSince && x.s.lost(old.Host):
+		return refuse(errkind.StaleEpoch, "host %s holds no lease any more", old.Host)
 	case !old.Fresh() && w.Origin == corev1.Origin_ORIGIN_CREATED:
 		return refuse(errkind.DataLoss, "host %s offers a blank disk for a session that has files", old.Host)
 	case old.Restore != nil:
@@ -23,21 +27,26 @@ func (x *tx) woke(w *Woke) Outcome {
 	}
 	s := x.edit(old)
 	x.move(s, tActivate)
-	s.LastActive, s.Dirty, s.NeedsStop = s.Epoch, false, false
+	older := s.Behind || s.Dirty && s.Newest != s.Host // than what it once had
+	s.LastActive, s.NeedsStop, s.Behind = s.Epoch, false, false
+	s.unsaved(false)
 	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, &w.Timing
+	if older && x.v >= handoffSince {
+		s.Origin, s.RestoredAsOf = corev1.Origin_ORIGIN_RESTORED, cmp.Or(w.RestoredAsOf, s.SavedAt)
+	}
 	if s.Rewound != 0 && w.Origin == corev1.Origin_ORIGIN_RESUMED { // an earlier try brought it back
 		s.Origin, s.RestoredAsOf = corev1.Origin_ORIGIN_RESTORED, s.Rewound
 	}
 	s.Rewound = 0
 	if s.ImageDigest == "" {
-		s.ImageDigest = w.ImageDigest
+		s.ImageDigest = intern(x.s.in, w.ImageDigest)
 	}
 	s.RenewedAt = x.now
-	request := s.Wake.Request
+	wake, from := *s.Wake, s.From
 	s.Wake = nil
 	x.emit(s, Activated, func(e *Event) {
 		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
-		e.Terms, e.Request = s.Terms, request
+		e.Terms, e.Request, e.Cause, e.From = s.Terms, wake.Request, wake.Cause, from
 	})
 	x.settle(s, VerbOpen, func(r *Record) {
 		r.Origin, r.RestoredAsOf = s.Origin, s.RestoredAsOf
@@ -58,7 +67,7 @@ func (x *tx) wakeFailed(w *WakeFailed) Outcome {
 	s := x.edit(old)
 	if w.Retry && (s.Wake.Deadline == 0 || x.now < s.Wake.Deadline) {
 		if w.Failure.Kind == errkind.NoCapacity && x.v >= movesSince {
-			x.avoid = s.Host
+			x.avoid, x.nothing = s.Host, true
 		}
 		x.place(s, x.named(w.Candidates, w.Alive))
 		x.put(s)
