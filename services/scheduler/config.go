@@ -79,7 +79,8 @@ type Config struct {
 	// TrimAfter is how long an event stays in the outbox after its stream took it;
 	// at least twice the stream's sync interval.
 	TrimAfter time.Duration `json:"trim_after" yaml:"trim_after"`
-	// HungAfter ends the process when a write to the log takes longer.
+	// HungAfter ends the process when a write to the log takes longer. Zero: 3 s in a group, where
+	// another replica must lead before the leases of hosts run out, and 15 s alone.
 	HungAfter time.Duration `json:"hung_after" yaml:"hung_after"`
 	// Restored must be set once when Dir comes from a backup: it raises the incarnation.
 	Restored bool `json:"restored" yaml:"restored"`
@@ -113,7 +114,6 @@ func NewConfig(dir string) Config {
 		ExpireNotice:    72 * time.Hour,
 		ExpirePerHour:   100,
 		TrimAfter:       2 * bus.SyncInterval,
-		HungAfter:       15 * time.Second,
 	}
 }
 

@@ -28,7 +28,7 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn) error {
 	if err != nil {
 		return errs.E("run scheduler", errkind.Invalid, "", err)
 	}
-	rep, err := replica.Open(rcfg)
+	rep, err := replica.OpenContext(ctx, rcfg)
 	if err != nil {
 		return errs.Wrap("run scheduler", "", err)
 	}
