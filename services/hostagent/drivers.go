@@ -27,12 +27,14 @@ type maker struct {
 	bare bool
 	// cgroup holds every process of the host's sandboxes; nil: there is none to freeze.
 	cgroup func(Config) string
+	// prove makes a sandbox of each tier and says why it could not; nil: there is nothing to prove.
+	prove func(context.Context, *host, []driver.Tier) map[driver.Tier]error
 }
 
 // drivers lists every driver. A new one is added here and nowhere else.
 var drivers = map[string]maker{
 	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd,
-		cgroup: func(c Config) string { return containerdConfig(c, nil).Cgroup }},
+		cgroup: func(c Config) string { return containerdConfig(c, nil).Cgroup }, prove: proveContainerd},
 	driverNull: {preflight: func(Config) error { return nil }, open: openNull, bare: true},
 }
 
@@ -50,7 +52,8 @@ func containerdConfig(c Config, log *slog.Logger) containerd.Config {
 // sandboxes names one, so that they are told from another installation's on the same machine.
 func (c Config) Marks() []string {
 	d := containerdConfig(c, nil)
-	return []string{c.Dir, d.Run, d.Cgroup}
+	p := proverConfig(c)
+	return []string{c.Dir, d.Run, d.Cgroup, p.Run, p.Cgroup}
 }
 
 func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Driver, error) {

@@ -123,6 +123,9 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.openDisks(ctx, load); err != nil {
 		return h, err
 	}
+	if err = h.proveTiers(ctx); err != nil {
+		return h, err
+	}
 	h.box, err = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log, Ended: h.meters.stream})
 	return h, err
 }
