@@ -3,19 +3,25 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/internal/svc"
+	"github.com/berth-dev/berth/tools/berth/cluster"
 	"github.com/berth-dev/berth/tools/berth/stack"
 	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
-// upCmd runs everything on this machine in one process.
+// upCmd runs everything on this machine: in one process, or in many.
 type upCmd struct {
+	Hosts        int           `help:"So many hosts, each a process in a network namespace of its own; with this, --schedulers or --nats everything runs in processes of its own." default:"1" placeholder:"N"`
+	Schedulers   int           `help:"So many replicas of the scheduler: 1, 3 or 5." default:"1" placeholder:"N"`
+	NATS         int           `name:"nats" help:"So many NATS servers: 1, 3 or 5." default:"1" placeholder:"N"`
+	LinkSeed     uint64        `help:"Seed of what berth dev link does to which packet." default:"1" placeholder:"N"`
 	Listen       string        `help:"Address of the bus for clients; port 0 takes a free one." placeholder:"HOST:PORT"`
 	Config       string        `help:"Configuration file (YAML); flags win." type:"existingfile" placeholder:"FILE"`
 	Idle         time.Duration `help:"Idle time of every plan, for trying out." placeholder:"DURATION"`
@@ -43,9 +49,44 @@ func (c *upCmd) run(ctx context.Context, dir string) error {
 	}
 	ctx, stop := svc.SignalContext(ctx)
 	defer stop()
+	shape := cluster.Shape{Hosts: c.Hosts, Schedulers: c.Schedulers, NATS: c.NATS}
+	if err := shape.Check(); err != nil {
+		return exitCode{2, err.Error()}
+	}
+	if shape.Many() {
+		return c.many(ctx, cfg, shape, log)
+	}
+	if made, ok, err := cluster.Made(dir); err != nil {
+		return err
+	} else if ok {
+		return usage("the state folder %s was made with %s; start it with these", dir, made)
+	}
 	return stack.Run(ctx, cfg, log, func(info stack.Info) {
 		fmt.Printf("ready: bus %s, issuer %s, clients in %s\n", info.URL, info.Issuer, info.Clients)
 	})
+}
+
+// many runs a cluster on this machine.
+func (c *upCmd) many(ctx context.Context, cfg stack.Config, shape cluster.Shape, log *slog.Logger) error {
+	if c.Listen != "" {
+		return usage("--listen works with one process only: servers of a cluster have addresses of their own, see up.json")
+	}
+	began := time.Now()
+	cfg.Telemetry.SpansFile = "" // the members' own
+	say := func(what string) { fmt.Println(what) }
+	return cluster.Run(ctx, cluster.Config{Stack: cfg, Shape: shape, Seed: c.LinkSeed, LogLevel: c.memberLog(), Spans: c.Spans}, log, say,
+		func(info cluster.Info) {
+			fmt.Printf("ready after %.1f s: %d members, bus %s, issuer %s, clients in %s\n",
+				time.Since(began).Seconds(), len(info.Members), info.URL, info.Issuer, info.Clients)
+		})
+}
+
+// memberLog is the level of the members' own files, which nobody is disturbed by.
+func (c *upCmd) memberLog() string {
+	if c.LogLevel == "debug" {
+		return "debug"
+	}
+	return "info"
 }
 
 // config is the file's, with the flags over it and the paths of this build.

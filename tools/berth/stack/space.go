@@ -18,8 +18,8 @@ const leastStore = 1 << 30
 // Declaration is the catalogue's, with a store of disks that leaves half of what is free on this
 // machine to all replicas together: the bus stops altogether when the file system that it is on is
 // full.
-func Declaration(dir string, replicas int) (bus.Declaration, error) {
-	d := bus.Declared(replicas)
+func (c *Config) Declaration(replicas int) (bus.Declaration, error) {
+	d, dir := bus.Declared(replicas), c.Dir
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return d, fmt.Errorf("measure the free space of the state folder: %w", err)

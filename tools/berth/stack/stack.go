@@ -131,7 +131,7 @@ func (s *stack) foundation(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	decl, err := Declaration(s.cfg.Dir, 1)
+	decl, err := s.cfg.Declaration(1)
 	if err != nil {
 		return err
 	}
