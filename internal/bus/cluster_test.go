@@ -16,7 +16,7 @@ import (
 // leaders tells the nodes that lead a stream and one of its consumers.
 func leaders(t *testing.T, c *bustest.Cluster, keeper *bus.Conn, stream, durable string) (ofStream, ofConsumer int) {
 	t.Helper()
-	eventually(t, stream+" and "+durable+" have leaders", func() bool {
+	inTime(t, stream+" and "+durable+" have leaders", func() bool {
 		ctx, cancel := context.WithTimeout(bustest.Context(t), 2*time.Second)
 		defer cancel()
 		s, err := keeper.JetStream().Stream(ctx, stream)
@@ -35,6 +35,16 @@ func leaders(t *testing.T, c *bustest.Cluster, keeper *bus.Conn, stream, durable
 		return true
 	})
 	return ofStream, ofConsumer
+}
+
+// inTime is eventually with the patience that elections of JetStream need.
+func inTime(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never came true: %s", what)
+		}
+	}
 }
 
 func others(node int) []int { return []int{(node + 1) % 3, (node + 2) % 3} }
@@ -90,8 +100,18 @@ func (d *durableDoor) goesOn(t *testing.T) {
 	t.Helper()
 	count := func() (int, int) { d.mu.Lock(); defer d.mu.Unlock(); return len(d.acked), len(d.handled) }
 	a, h := count()
-	eventually(t, "requests are acknowledged and handled", func() bool {
+	began := time.Now()
+	said := [2]bool{}
+	inTime(t, "requests are acknowledged and handled", func() bool {
 		a2, h2 := count()
+		if a2 > a && !said[0] {
+			said[0] = true
+			t.Logf("first ack after %s", time.Since(began))
+		}
+		if h2 > h && !said[1] {
+			said[1] = true
+			t.Logf("first handled after %s", time.Since(began))
+		}
 		return a2 > a+20 && h2 > h+20
 	})
 }
@@ -101,7 +121,7 @@ func (d *durableDoor) close(t *testing.T) {
 	t.Helper()
 	close(d.quit)
 	<-d.done
-	eventually(t, "every acknowledged request is handled", func() bool {
+	inTime(t, "every acknowledged request is handled", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for id := range d.acked {

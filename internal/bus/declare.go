@@ -175,7 +175,7 @@ func consumerConfig(s subjects.Consumer) jetstream.ConsumerConfig {
 	return cfg
 }
 
-const declareWait = 10 * time.Second
+const declareWait = 4 * time.Second
 
 func (c *Conn) assertStream(ctx context.Context, want jetstream.StreamConfig, changes []string) ([]string, error) {
 	op := "declare stream"

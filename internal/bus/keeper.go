@@ -14,10 +14,11 @@ import (
 )
 
 type recreateRequest struct {
-	Stream  string `json:"stream"`
-	Durable string `json:"durable"`
-	Floor   uint64 `json:"floor"`
-	Stalled bool   `json:"stalled"`
+	Stream   string `json:"stream"`
+	Durable  string `json:"durable"`
+	Floor    uint64 `json:"floor"`
+	Stalled  bool   `json:"stalled"`
+	Headless bool   `json:"headless"` // no leader was found for it for longer than an election takes
 }
 
 // Keeper keeps the bus as it is declared: it reconciles at start, looks again
@@ -117,8 +118,8 @@ func (k *Keeper) Stop(ctx context.Context) {
 }
 
 // recreate replaces the caller's own consumer. Of a stalled one the position
-// is kept; of a vanished one that which its owner saw last, so that only what
-// was handled since is handled again.
+// is kept; of a vanished one, or one without a leader, that which its owner
+// saw last, so that only what was handled since is handled again.
 func (k *Keeper) recreate(ctx context.Context, r Request, body []byte) ([]byte, error) {
 	const op = "recreate consumer"
 	var req recreateRequest
@@ -135,7 +136,9 @@ func (k *Keeper) recreate(ctx context.Context, r Request, body []byte) ([]byte, 
 	if d.Owner != r.Caller.Service {
 		return nil, errs.E(op, errkind.Denied, req.Durable, "it belongs to "+d.Owner)
 	}
-	cons, err := k.conn.js.Consumer(ctx, d.Stream, d.Durable)
+	read, cancel := context.WithTimeout(ctx, declareWait)
+	defer cancel()
+	cons, err := k.conn.js.Consumer(read, d.Stream, d.Durable)
 	switch {
 	case err == nil && !req.Stalled:
 		return nil, nil // somebody was faster
@@ -143,6 +146,10 @@ func (k *Keeper) recreate(ctx context.Context, r Request, body []byte) ([]byte, 
 		req.Floor = max(req.Floor, cons.CachedInfo().AckFloor.Stream)
 		if err := k.conn.js.DeleteConsumer(ctx, d.Stream, d.Durable); err != nil {
 			return nil, k.conn.declareFailed(op, d.Durable, "delete the stalled one", err)
+		}
+	case req.Headless && away(err):
+		if err := k.behead(ctx, d); err != nil {
+			return nil, err
 		}
 	case !errors.Is(err, jetstream.ErrConsumerNotFound):
 		return nil, k.conn.declareFailed(op, d.Durable, "read it", err)
@@ -154,8 +161,26 @@ func (k *Keeper) recreate(ctx context.Context, r Request, body []byte) ([]byte, 
 	if _, err := k.conn.js.CreateConsumer(ctx, d.Stream, cfg); err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
 		return nil, k.conn.declareFailed(op, d.Durable, "create it", err)
 	}
-	k.conn.log.Warn("recreated consumer", "consumer", d.Durable, "after", req.Floor, "stalled", req.Stalled)
+	k.conn.log.Warn("recreated consumer", "consumer", d.Durable, "after", req.Floor, "stalled", req.Stalled, "headless", req.Headless)
 	return nil, nil
+}
+
+// behead deletes a consumer that has no leader although its stream has one.
+// A consumer in memory gets into that state when a node that was restarted,
+// and so lost its part, is followed by another before it was told again.
+func (k *Keeper) behead(ctx context.Context, d subjects.Consumer) error {
+	const op = "recreate consumer"
+	s, err := k.conn.js.Stream(ctx, d.Stream)
+	if err != nil {
+		return k.conn.declareFailed(op, d.Durable, "read its stream", err)
+	}
+	if c := s.CachedInfo().Cluster; c != nil && c.Leader == "" {
+		return errs.E(op, errkind.Unavailable, d.Durable, "its stream has no leader either")
+	}
+	if err := k.conn.js.DeleteConsumer(ctx, d.Stream, d.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return k.conn.declareFailed(op, d.Durable, "delete the one without a leader", err)
+	}
+	return nil
 }
 
 func (k *Keeper) stream(name string) (subjects.Stream, bool) {

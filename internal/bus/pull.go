@@ -29,10 +29,14 @@ var (
 const (
 	pullExpires = 30 * time.Second
 	lagChecks   = 6 // heartbeats in a row without a delivery while messages are pending
+	// headless is longer than a consumer of a healthy group is without a
+	// leader: an election takes 4 to 9 s.
+	headless = 12 * time.Second
 )
 
 func (k *Consumer) supervise(ctx context.Context) {
 	wait := 50 * time.Millisecond
+	var lost time.Time // since when the consumer's leader is not found
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := k.pulls(ctx)
@@ -43,8 +47,17 @@ func (k *Consumer) supervise(ctx context.Context) {
 			wait = 50 * time.Millisecond
 		}
 		k.log.Info("consumer starts again", "because", err)
-		if herr := k.heal(ctx, err); herr != nil {
+		switch herr := k.heal(ctx, err, lost); {
+		case herr == nil:
+			lost = time.Time{}
+		case !away(herr) || !k.conn.nc.IsConnected():
 			k.log.Warn("consumer cannot be healed yet", "error", herr)
+			lost = time.Time{}
+		default:
+			if lost.IsZero() {
+				lost = began
+			}
+			k.log.Warn("consumer has no leader", "since", lost, "error", herr)
 		}
 		select {
 		case <-ctx.Done():
@@ -205,7 +218,7 @@ func (k *Consumer) check(ctx context.Context, l *lag) error {
 }
 
 func (k *Consumer) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var info jetstream.ConsumerInfo
 	err := k.conn.api(ctx, "CONSUMER.INFO."+k.spec.Stream+"."+k.spec.Durable, nil, &info)
@@ -221,11 +234,14 @@ func (k *Consumer) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return &info, nil
 }
 
-// heal has the consumer recreated if it is missing or stalled.
-func (k *Consumer) heal(ctx context.Context, cause error) error {
+// heal has the consumer recreated if it is missing, stalled, or was found
+// without a leader for long.
+func (k *Consumer) heal(ctx context.Context, cause error, lost time.Time) error {
+	gone := false
 	if !errors.Is(cause, errStalled) {
 		_, err := k.info(ctx)
-		if !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		gone = away(err) && !lost.IsZero() && time.Since(lost) > headless
+		if !gone && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return err
 		}
 	}
@@ -234,5 +250,5 @@ func (k *Consumer) heal(ctx context.Context, cause error) error {
 	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return k.conn.recreate(ctx, recreateRequest{Stream: k.spec.Stream, Durable: k.spec.Durable, Floor: floor, Stalled: errors.Is(cause, errStalled)})
+	return k.conn.recreate(ctx, recreateRequest{Stream: k.spec.Stream, Durable: k.spec.Durable, Floor: floor, Stalled: errors.Is(cause, errStalled), Headless: gone})
 }
