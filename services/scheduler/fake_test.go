@@ -52,6 +52,14 @@ type fakeHost struct {
 	// The last wake that was asked for; deaf: it does not do what it is not used to.
 	asked *hostv1.WakeRequest
 	deaf  bool
+	// Sessions in the order of their wakes, how many wake now and did at most,
+	// and how many were awake at most.
+	order          []string
+	waking, wakMax int
+	awakeMax       int
+	memory         uint64
+	load           *schedulerv1.HostLoad
+	lease          func() // ends the renewals
 }
 
 func newFakeHost(t testing.TB, w *world, boot string) *fakeHost {
@@ -96,11 +104,18 @@ func (h *fakeHost) pass(ctx context.Context, method string) error {
 }
 
 func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeRequest) (*hostv1.WakeReply, error) {
-	if err := h.pass(ctx, "wake"); err != nil {
-		return nil, err
-	}
+	h.mu.Lock()
+	h.order = append(h.order, r.GetSession().GetSession())
+	h.waking++
+	h.wakMax = max(h.wakMax, h.waking)
+	h.mu.Unlock()
+	err := h.pass(ctx, "wake")
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.waking--
+	if err != nil {
+		return nil, err
+	}
 	h.wakes++
 	h.asked = r
 	if r.GetRestore() != "" && !h.deaf {
@@ -129,6 +144,7 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 	}
 	b.recalled = b.recalled && b.epoch == e
 	b.epoch, b.running, b.unsaved, b.disk, b.origin = e, e, false, true, origin
+	h.awakeMax = max(h.awakeMax, h.awake())
 	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
 }
@@ -144,6 +160,27 @@ func (h *fakeHost) bringBack(ctx context.Context, r *hostv1.WakeRequest) (*hostv
 	}
 	h.boxes[r.GetSession().GetSession()] = &box{generation: g, epoch: e, running: e, disk: true, origin: corev1.Origin_ORIGIN_RESTORED}
 	return &hostv1.WakeReply{Origin: corev1.Origin_ORIGIN_RESTORED, RestoredAsOf: timestamppb.New(time.Unix(1000, 0))}, nil
+}
+
+// awake is how many sessions run here. mu is held.
+func (h *fakeHost) awake() (n int) {
+	for _, b := range h.boxes {
+		if b.running != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// lose ends what runs here, as a watchdog or a reboot does; disks stay.
+func (h *fakeHost) lose() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range h.boxes {
+		if b.running != "" {
+			b.running, b.unsaved = "", true
+		}
+	}
 }
 
 func (h *fakeHost) newManifest(parent string) *corev1.Manifest {
@@ -243,18 +280,19 @@ func (h *fakeHost) failing(method string, err error) {
 	h.fail[method] = err
 }
 
-// keepLease renews until the test ends.
+// keepLease renews until the test ends, or until lease is called.
 func (h *fakeHost) keepLease(t testing.TB) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-done })
+	h.lease = func() { cancel(); <-done }
+	t.Cleanup(h.lease)
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			_, _ = bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: h.id.String(), Boot: h.boot})
+			_, _ = bus.Invoke[*schedulerv1.LeaseReply](ctx, h.conn, "scheduler", "lease", &schedulerv1.LeaseRequest{Host: h.id.String(), Boot: h.boot, Load: h.load})
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Second):
+			case <-time.After(300 * time.Millisecond):
 			}
 		}
 	}()
@@ -279,13 +317,35 @@ func (h *fakeHost) await(t testing.TB, method string) {
 
 func (h *fakeHost) join(t testing.TB) *schedulerv1.JoinReply {
 	t.Helper()
-	r, err := bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
-		Host: h.id.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL},
-		Capacity: &corev1.Limits{CpuMillis: 2_000_000, MemoryBytes: 1 << 40}})
+	r, err := h.tryJoin(t)
 	if err != nil {
 		t.Fatalf("join: %v", err)
 	}
 	return r
+}
+
+func (h *fakeHost) tryJoin(t testing.TB) (*schedulerv1.JoinReply, error) {
+	memory := h.memory
+	if memory == 0 {
+		memory = 1 << 40
+	}
+	return bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
+		Host: h.id.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL}, Load: h.load,
+		Capacity: &corev1.Limits{CpuMillis: 2_000_000, MemoryBytes: memory, Pids: 1 << 20, DiskBytes: 1 << 50}})
+}
+
+// withHost is another host on the same bus, with a lease. Rooms is how many
+// sessions of an admission have room in its memory; 0: any number.
+func (w *world) withHost(t testing.TB, id ids.Host, rooms int) *fakeHost {
+	conn := w.host
+	if id != testHost {
+		conn = bustest.Connect(t, w.bus, subjects.Host(id))
+	}
+	h := newFakeHostOn(t, w, id, conn, "b1")
+	h.memory = uint64(rooms) << 20
+	h.join(t)
+	h.keepLease(t)
+	return h
 }
 
 // world is a bus with a scheduler that can be killed and started again.
@@ -320,7 +380,7 @@ func (c *fakeCredentials) revoke(_ context.Context, _ bus.Request, r *credential
 
 func newWorld(t testing.TB, change func(*Config)) *world {
 	w := &world{t: t, dir: t.TempDir(), creds: &fakeCredentials{}}
-	w.bus = bustest.Start(t, subjects.Host(testHost), subjects.Host("h2"))
+	w.bus = bustest.Start(t, subjects.Host(testHost), subjects.Host("h2"), subjects.Host("h3"))
 	w.host = bustest.Connect(t, w.bus, subjects.Host(testHost))
 	w.life = bustest.Connect(t, w.bus, subjects.Service("lifecycle"))
 	w.op = bustest.Connect(t, w.bus, subjects.Operator())

@@ -46,6 +46,10 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 		return nil, errs.Wrap(op, h.String(), err)
 	}
 	if req.GetAfter() == "" {
+		// The lease comes first: what the join places on the host needs one, and
+		// one that is counted too long on this side does no harm.
+		fresh := l.leases.grant(h, req.GetBoot())
+		l.leases.say(h, req.GetBoot(), req.GetLoad())
 		out, err := l.apply(ctx, core.Entry{Join: &core.Host{ID: h, Boot: req.GetBoot(), Key: req.GetHostKey(), Tiers: req.GetTiers(),
 			Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(),
 			CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
@@ -53,10 +57,9 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 			return nil, errs.Wrap(op, h.String(), err)
 		}
 		if out.Refused != nil {
+			l.leases.forget(h)
 			return nil, refused(op, h.String(), out.Refused)
 		}
-		fresh := l.leases.grant(h, req.GetBoot())
-		l.leases.say(h, req.GetBoot(), req.GetLoad())
 		if fresh {
 			l.driver.joined(h)
 		}

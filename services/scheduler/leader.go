@@ -132,13 +132,22 @@ func (l *leader) applied(out core.Outcome) {
 	if out.Events > 0 {
 		l.outbox.signal()
 	}
+	var all []*core.Session
 	for _, k := range out.Touched {
 		s := l.session(k)
-		l.queue.look(k, s)
-		l.driver.touch(k)
-		if s != nil && len(s.Left) > 0 {
+		if s == nil {
+			s = &core.Session{Key: k, State: core.Deleted}
+		}
+		all = append(all, s)
+		if len(s.Left) > 0 {
 			l.tidy.now()
 		}
+	}
+	if len(all) > 0 {
+		l.queue.look(all...)
+	}
+	for _, k := range out.Touched {
+		l.driver.touch(k)
 	}
 }
 

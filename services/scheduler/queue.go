@@ -48,6 +48,7 @@ type waiter struct {
 	priority uint32
 	seq      uint64
 	told     time.Time // when a reason was last recorded
+	again    time.Time // not before, since a host that had room had none after all
 }
 
 func newQueue(l *leader) *queue {
@@ -85,43 +86,54 @@ func (q *queue) load() {
 	slices.SortFunc(all, func(a, b *core.Session) int {
 		return cmp.Or(cmp.Compare(a.Wake.Deadline, b.Wake.Deadline), cmp.Compare(a.ChangedAt, b.ChangedAt), byKey(a, b))
 	})
-	for _, s := range all {
-		q.look(s.Key, s)
-	}
+	q.look(all...)
 	q.wake()
 }
 
-// look takes note of a session that changed; s is nil if it is gone. It never
-// blocks for long: it is called while entries are applied.
-func (q *queue) look(key ids.SessionKey, s *core.Session) {
+// look takes note of sessions that changed, or are gone (state deleted): all
+// of one entry together, so that a pass never sees a part of a host's sessions
+// only. It never blocks for long: it is called while entries are applied.
+func (q *queue) look(all ...*core.Session) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if s != nil && s.State == core.Waking && isHandoff(s) {
-		q.moving[key] = true
-	} else if q.moving[key] {
-		delete(q.moving, key)
+	due := false
+	for _, s := range all {
+		due = q.note(s) || due
+	}
+	if due {
 		q.wake()
 	}
-	if s == nil || !waits(s) {
-		delete(q.waits, key)
+}
+
+// note reports whether the queue has something to do. mu is held.
+func (q *queue) note(s *core.Session) (due bool) {
+	if s.State == core.Waking && isHandoff(s) {
+		q.moving[s.Key] = true
+	} else if q.moving[s.Key] {
+		delete(q.moving, s.Key)
+		due = true
+	}
+	if !waits(s) {
+		delete(q.waits, s.Key)
 	} else {
-		w := q.waits[key]
+		w := q.waits[s.Key]
 		if w == nil {
 			q.seq++
-			w = &waiter{key: key, seq: q.seq}
-			q.waits[key] = w
+			w = &waiter{key: s.Key, seq: q.seq}
+			q.waits[s.Key] = w
 		}
 		if s.Wake.Unplaced == "" {
-			q.wake() // nobody has looked for a host yet
+			due = true // nobody has looked for a host yet
 		} else if w.told.IsZero() {
 			w.told = time.Now()
 		}
 		w.handoff, w.priority = isHandoff(s) && !asked(s), s.Wake.Terms.Priority
 	}
-	if len(q.waits) > 0 && (s == nil || !holds(s)) {
+	if len(q.waits) > 0 && !holds(s) {
 		q.freed++
-		q.wake()
+		due = true
 	}
+	return due
 }
 
 // holds reports whether s takes room of its host.
@@ -205,7 +217,7 @@ func (q *queue) order() (out []*waiter, freed uint64) {
 func (q *queue) pass(ctx context.Context) time.Duration {
 	order, freed := q.order()
 	wait := lookAgain
-	full := map[string]bool{} // what nobody has room for
+	p := &passing{full: map[string]bool{}}
 	for _, w := range order {
 		if ctx.Err() != nil {
 			return 0
@@ -214,7 +226,7 @@ func (q *queue) pass(ctx context.Context) time.Duration {
 		if s == nil || !waits(s) {
 			continue
 		}
-		wait = min(wait, q.one(ctx, w, s, full))
+		wait = min(wait, q.one(ctx, w, s, p))
 	}
 	q.mu.Lock()
 	q.given = freed
@@ -224,34 +236,46 @@ func (q *queue) pass(ctx context.Context) time.Duration {
 	return max(wait, time.Millisecond)
 }
 
+// passing is what one pass has found out. What it could not give to one it
+// gives to no later one, even if it came free meanwhile: that is for the next
+// pass, which begins with the first again.
+type passing struct {
+	full   map[string]bool // what nobody has room for
+	closed bool            // no more handoffs may begin
+}
+
 // one places one session, gives it up, or lets it wait. It returns when it is to be looked at again.
-func (q *queue) one(ctx context.Context, w *waiter, s *core.Session, full map[string]bool) time.Duration {
+func (q *queue) one(ctx context.Context, w *waiter, s *core.Session, p *passing) time.Duration {
 	left := lookAgain
 	if d := s.Wake.Deadline; d != 0 {
 		left = time.Until(d.Std())
 	}
 	if left <= 0 {
-		q.place(ctx, w, s, nil)
+		q.place(ctx, w, s, false)
 		return lookAgain
 	}
 	left = max(left, time.Millisecond)
 	if w.handoff {
-		if at := q.slot(); at > 0 {
-			return min(left, at)
+		at := q.slot()
+		if p.closed = p.closed || at > 0; p.closed {
+			return min(left, max(at, time.Millisecond))
 		}
 	}
+	if wait := time.Until(w.again); wait > 0 {
+		return min(left, wait)
+	}
 	class := classOf(s)
-	if full[class] && s.Wake.Unplaced != "" {
+	if p.full[class] && s.Wake.Unplaced != "" {
 		return left
 	}
 	plan := q.l.explained(s)
 	if plan.Host == "" {
-		full[class] = true
+		p.full[class] = true
 		if s.Wake.Unplaced != "" && (s.Wake.Unplaced == plan.Reason || time.Since(w.told) < tellAgain) {
 			return left
 		}
 	}
-	if !q.place(ctx, w, s, q.l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)) {
+	if !q.place(ctx, w, s, plan.Host != "") {
 		return min(left, q.l.cfg.RetryMax)
 	}
 	return left
@@ -268,8 +292,12 @@ func (q *queue) slot() time.Duration {
 	return max(time.Until(q.next), 0)
 }
 
-// place commits one placement, or that there is none.
-func (q *queue) place(ctx context.Context, w *waiter, s *core.Session, c []core.Candidate) bool {
+// place commits one placement, or that there is none; expected: there should be one.
+func (q *queue) place(ctx context.Context, w *waiter, s *core.Session, expected bool) bool {
+	var c []core.Candidate
+	if s.Wake.Deadline == 0 || s.Wake.Deadline.Std().After(time.Now()) {
+		c = q.l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)
+	}
 	out, err := q.l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation, Candidates: c}})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -281,6 +309,9 @@ func (q *queue) place(ctx context.Context, w *waiter, s *core.Session, c []core.
 	defer q.mu.Unlock()
 	if now := q.waits[w.key]; now != nil {
 		now.told = time.Now()
+		if expected {
+			now.again = now.told.Add(q.l.cfg.RetryMin)
+		}
 	}
 	if w.handoff && out.Session != nil && out.Session.State == core.Waking {
 		every := time.Second / time.Duration(q.l.cfg.HandoffRate)

@@ -97,12 +97,12 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session) error {
 			return err
 		}
 	} else {
+		l.leases.woke(s.Host, true)
 		a.Woke = &core.Woke{Origin: resp.GetOrigin(), RestoredAsOf: timeOf(resp.GetRestoredAsOf()),
 			ImageDigest: resp.GetImageDigest(), Timing: wakeTiming(placed, took, resp.GetTiming())}
 	}
 	e, out, err := l.settle(ctx, a)
 	if err == nil && e.Woke != nil && out.Refused == nil {
-		l.leases.woke(s.Host, true)
 		l.m.woke(ctx, took, resp.GetOrigin().String())
 	}
 	return err
