@@ -1,0 +1,485 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	host "github.com/berth-dev/berth/services/hostagent/simcore"
+	sched "github.com/berth-dev/berth/services/scheduler/simcore"
+)
+
+// wake makes the session's compute, modelled on services/hostagent/wake.go: every step asks for the
+// lease first, and what was made is undone after an error.
+func (a *agent) wake(t *task, s *sess, o *operation) (any, *box, error) {
+	r, ok := o.req.(wakeReq)
+	if !ok {
+		return nil, nil, fail(errkind.Internal, "it has no request")
+	}
+	c := o.c
+	if r.until != 0 {
+		c = a.w.within(c, r.until-a.w.now)
+	}
+	key := host.Key{Session: s.key, Generation: r.ref.Generation}
+	var img *image
+	var b *box
+	var asOf time.Time
+	steps := []func() error{
+		func() error { return t.sleep(c, a.w.between(time.Millisecond, 8*time.Millisecond)) },
+		func() (err error) { img, asOf, err = a.attach(t, c, key, r); return err },
+		func() (err error) { b, err = a.create(t, c, key, r, img); return err },
+		func() error { return t.sleep(c, a.w.between(time.Millisecond, 20*time.Millisecond)) },
+	}
+	var err error
+	for _, step := range steps {
+		if err = a.check(); err == nil {
+			err = step()
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err != nil {
+		if b != nil {
+			delete(a.m.boxes, b.id)
+		}
+		if img != nil {
+			img.attached = false
+		}
+		return nil, nil, err
+	}
+	a.w.handed[r.ref.Epoch] = img.data
+	return wakeReply{origin: origin(r, asOf), asOf: asOf}, b, nil
+}
+
+// attach takes the local image if it is the newest; else it makes one from the store first.
+func (a *agent) attach(t *task, c *ctx, key host.Key, r wakeReq) (*image, time.Time, error) {
+	want := host.Want{Key: key, Epoch: r.ref.Epoch, Head: r.head, LastActive: r.lastActive, Fresh: r.fresh, Size: r.terms.Limits.DiskBytes,
+		Image: "sha256:image", Ephemeral: r.terms.Ephemeral}
+	if err := t.sleep(c, a.w.between(time.Millisecond, 10*time.Millisecond)); err != nil {
+		return nil, time.Time{}, err
+	}
+	img, _, err := a.m.attach(want)
+	fetchable := is(err, errkind.NotFound) || is(err, errkind.StaleEpoch) || is(err, errkind.DataLoss)
+	if !fetchable || want.Fresh || want.Head == "" || want.Ephemeral {
+		if is(err, errkind.NotFound) && want.Head == "" && !want.Fresh {
+			err = fail(errkind.DataLoss, "the session was never saved, so that its files are nowhere else")
+		}
+		var asOf time.Time
+		if err == nil && r.unsaved {
+			asOf = img.rec.AsOf
+		}
+		return img, asOf, err
+	}
+	if err := a.dataKey(t, c, key, r.ref, r.tenant); err != nil {
+		return nil, time.Time{}, err
+	}
+	man, err := a.w.store.get(t, c, r.head)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	if err := a.m.restore(key, r.lastActive, man); err != nil {
+		return nil, time.Time{}, err
+	}
+	a.w.cov.hit("disk fetched from the store")
+	img, _, err = a.m.attach(want)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	var asOf time.Time
+	if r.unsaved {
+		asOf = man.at
+	}
+	return img, asOf, nil
+}
+
+// create makes a sandbox. Some take long, some fail half-way.
+func (a *agent) create(t *task, c *ctx, key host.Key, r wakeReq, img *image) (*box, error) {
+	d := a.w.between(5*time.Millisecond, 200*time.Millisecond)
+	if a.w.chance(a.w.faults.slowWake) {
+		a.w.cov.hit("wake takes long")
+		d = a.w.between(5*time.Second, 60*time.Second)
+	}
+	b := &box{id: boxID(key.Session, key.Generation, r.ref.Epoch), key: key, epoch: r.ref.Epoch, img: img, mem: r.terms.Limits.MemoryBytes}
+	a.m.boxes[b.id] = b
+	if err := t.sleep(c, d); err != nil {
+		return b, err
+	}
+	if a.w.chance(a.w.faults.failWake) {
+		a.w.cov.hit("wake failed on the host")
+		return b, fail(errkind.Unavailable, "the sandbox does not start")
+	}
+	if a.m.boxes[b.id] != b {
+		return nil, fail(errkind.Unavailable, "the sandbox ended while it began")
+	}
+	return b, nil
+}
+
+// stopBox takes all compute away.
+func (a *agent) stopBox(t *task, c *ctx, o *operation) error {
+	if o.inv.box == "" {
+		return nil
+	}
+	if err := t.sleep(c, a.w.between(time.Millisecond, 60*time.Millisecond)); err != nil {
+		return err
+	}
+	delete(a.m.boxes, o.inv.box)
+	return nil
+}
+
+// sleep stops processes, takes the compute away, commits the manifest, and answers only then; see
+// services/hostagent/sleep.go.
+func (a *agent) sleep(t *task, s *sess, o *operation) (any, error) {
+	r, _ := o.req.(sleepReq)
+	c := o.c
+	key := host.Key{Session: s.key, Generation: o.inv.st.Generation}
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	idle := !r.force && !r.idleSince.IsZero() && o.box != nil
+	if idle {
+		if err := a.storeReady(t, c); err != nil {
+			_, _ = a.decide(s, host.Recall{}, nil)
+			return nil, err
+		}
+	}
+	if _, err := a.decide(s, host.Stop{}, nil); err != nil {
+		return nil, err
+	}
+	if err := t.sleep(c, a.w.between(time.Millisecond, 100*time.Millisecond)); err != nil {
+		return nil, err
+	}
+	if err := a.stopBox(t, c, o); err != nil {
+		return nil, err
+	}
+	var err error
+	if !idle {
+		err = a.storeReady(t, c)
+	}
+	var man sched.ManifestInfo
+	if err == nil {
+		man, err = a.seal(t, c, key, o)
+	} else if img := a.m.disks[key]; img != nil {
+		img.attached = false
+	}
+	switch kindOf(err) {
+	case errkind.Unavailable, errkind.Deadline, errkind.NoCapacity, errkind.Exhausted, errkind.NotLeader, errkind.DataLoss, errkind.Denied:
+		err = fail(errkind.Unsaved, err.Error())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sleepReply{manifest: man}, nil
+}
+
+func (a *agent) storeReady(t *task, c *ctx) error {
+	return a.w.store.reach(t, a.w.within(c, t.p.real(3*time.Second)))
+}
+
+// drop takes all compute away and leaves the disk as it is.
+func (a *agent) drop(t *task, s *sess, o *operation) error {
+	a.w.cov.hit("compute dropped, disk kept")
+	if err := a.stopBox(t, o.c, o); err != nil {
+		return err
+	}
+	key := host.Key{Session: s.key, Generation: o.inv.st.Generation}
+	img := a.m.disks[key]
+	if img == nil {
+		return nil
+	}
+	return a.turn(t, o.c, img, true, func() error { img.attached = false; return nil })
+}
+
+// delete removes compute and disk.
+func (a *agent) delete(t *task, s *sess, o *operation) (any, error) {
+	if err := a.stopBox(t, o.c, o); err != nil {
+		return nil, err
+	}
+	tenant := o.inv.tenant
+	if r, ok := o.req.(deleteReq); ok {
+		tenant = r.tenant
+	}
+	return struct{}{}, a.eraseDisk(t, o.c, tenant, host.Key{Session: s.key, Generation: o.inv.st.Generation})
+}
+
+// eraseDisk removes a disk from this host, and notes that the store is to be cleaned of it.
+func (a *agent) eraseDisk(t *task, c *ctx, tenant ids.Tenant, key host.Key) error {
+	drop := func() error {
+		if tenant != "" {
+			a.m.notes[key] = true
+		}
+		delete(a.m.disks, key)
+		a.erasing.fire(a.w)
+		return nil
+	}
+	if img := a.m.disks[key]; img != nil {
+		return a.turn(t, c, img, true, drop)
+	}
+	return drop()
+}
+
+// erasures cleans the store of deleted generations.
+func (a *agent) erasures(t *task) {
+	for {
+		a.erasing.take()
+		for _, k := range sortedDisks(a.m.notes) {
+			if a.w.store.erase(t, a.w.within(nil, 45*time.Second), k) == nil {
+				delete(a.m.notes, k)
+			}
+		}
+		t.wait(nil, 20*time.Second, &a.erasing)
+	}
+}
+
+// turn works on a disk alone. Whoever is urgent ends a save that stands in the way.
+func (a *agent) turn(t *task, c *ctx, img *image, urgent bool, f func() error) error {
+	for img.busy != nil && !img.busy.dead {
+		if urgent && img.save != nil {
+			img.save.cancel(a.w, errkind.Superseded)
+		}
+		img.free = signal{}
+		t.wait(c, 50*time.Millisecond, &img.free)
+		if c.over() {
+			return c.err()
+		}
+	}
+	img.busy = t
+	defer func() {
+		if img.busy == t {
+			img.busy = nil
+			img.free.fire(a.w)
+		}
+	}()
+	return f()
+}
+
+func (a *agent) dataKey(t *task, c *ctx, key host.Key, ref sched.Ref, tenant ids.Tenant) error {
+	return a.persist(t, c, func(c *ctx) error {
+		_, err := ask[struct{}](t, c, "credentials", "datakey", keyReq{tenant: tenant, ref: ref})
+		return err
+	})
+}
+
+// seal ends an epoch: what the disk holds becomes the session's head.
+func (a *agent) seal(t *task, c *ctx, key host.Key, o *operation) (man sched.ManifestInfo, err error) {
+	img := a.m.disks[key]
+	if img == nil {
+		return man, fail(errkind.NotFound, "this host has no disk of the session")
+	}
+	ref := sched.Ref{Session: key.Session, Generation: key.Generation, Epoch: o.inv.st.Epoch}
+	err = a.turn(t, c, img, true, func() error {
+		if err := a.settle(t, c, img, ref); err != nil {
+			return err
+		}
+		if img.rec.Attached != ref.Epoch {
+			return fail(errkind.StaleEpoch, "the disk belongs to another epoch")
+		}
+		if img.rec.State != host.Clean {
+			img.rec = img.rec.Activated(ref.Epoch)
+		}
+		img.attached, img.synced = false, img.data
+		if img.rec.State == host.Clean {
+			man.ID = img.rec.Base
+			return nil
+		}
+		if p := img.rec.Pending; p.ID != "" {
+			man.ID, man.Parent = p.ID, img.rec.Base
+			return a.commitPending(t, c, img, ref)
+		}
+		man, err = a.keep(t, c, img, ref, o.inv.tenant, true)
+		return err
+	})
+	return man, err
+}
+
+// save makes the disk of an awake session, as it is now, the session's head.
+func (a *agent) save(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tenant) error {
+	return a.turn(t, c, img, false, func() error {
+		c := a.w.under(c)
+		img.save = c
+		defer func() { img.save = nil }()
+		if err := a.settle(t, c, img, ref); err != nil {
+			return err
+		}
+		if !img.attached || img.rec.Attached != ref.Epoch {
+			return fail(errkind.StaleEpoch, "the disk is not attached for this epoch")
+		}
+		img.synced = img.data
+		if img.rec.State == host.Clean {
+			return nil
+		}
+		img.rec = img.rec.Activated(ref.Epoch)
+		_, err := a.keep(t, c, img, ref, tenant, false)
+		return err
+	})
+}
+
+// keep brings a still copy to the store and makes it the head; see services/hostagent/internal/saver.
+func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tenant, sealed bool) (out sched.ManifestInfo, err error) {
+	data, parent, taken := img.data, img.rec.Base, t.p.wall()
+	if err := a.dataKey(t, c, img.rec.Key(), ref, tenant); err != nil {
+		return out, err
+	}
+	if base := a.w.store.all[parent]; base != nil && base.data == data {
+		if sealed {
+			img.rec.State, img.rec.Slept = host.Clean, taken
+		}
+		return sched.ManifestInfo{ID: parent}, nil
+	}
+	if a.w.opt.Mutation == AckBeforeCommit && sealed && parent != "" {
+		return sched.ManifestInfo{ID: parent}, nil
+	}
+	m, err := a.w.store.put(t, c, manifest{parent: parent, key: img.rec.Key(), epoch: ref.Epoch, data: data, at: taken.UTC(), host: a.m.id})
+	if err != nil {
+		return out, err
+	}
+	if img.rec.Attached != ref.Epoch || img.rec.Base != parent || img.rec.State != host.Dirty || img.rec.Pending.ID != "" {
+		return out, fail(errkind.StaleEpoch, "the disk has moved on")
+	}
+	img.rec.Pending = host.Pending{ID: m.id, Epoch: ref.Epoch, Sealed: sealed, TakenAt: m.at}
+	out = sched.ManifestInfo{ID: m.id, Parent: parent, ImageDigest: "sha256:image"}
+	return out, a.commitPending(t, c, img, ref)
+}
+
+// commitPending makes a proposed manifest the head, or finds out that it never can be.
+func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error {
+	if err := a.check(); err != nil {
+		return err
+	}
+	p := img.rec.Pending
+	err := a.persist(t, c, func(c *ctx) error {
+		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image"}})
+		return err
+	})
+	switch {
+	case img.rec.Pending.ID != p.ID: // the disk moved on while the answer was on its way
+		return fail(errkind.StaleEpoch, "the disk has moved on")
+	case err == nil:
+		img.rec = img.rec.Committed(t.p.wall())
+	case is(err, errkind.Conflict):
+		img.rec.Pending = host.Pending{}
+	}
+	return err
+}
+
+// settle finds out what became of a proposal that an earlier save left open.
+func (a *agent) settle(t *task, c *ctx, img *image, ref sched.Ref) error {
+	p := img.rec.Pending
+	switch {
+	case p.ID == "" || p.Sealed:
+		return nil
+	case p.Epoch != ref.Epoch:
+		img.rec.Pending = host.Pending{}
+		return nil
+	}
+	a.w.cov.hit("open proposal settled")
+	if err := a.commitPending(t, c, img, ref); err != nil && !is(err, errkind.Conflict) {
+		return err
+	}
+	return nil
+}
+
+// boxReq is what a frontend asks of the data plane.
+type boxReq struct {
+	ref sched.Ref
+	do  string
+}
+
+// rpcBox is the data plane: the gate, and behind it a write, a read or a checkpoint.
+func (a *agent) rpcBox(t *task, c *ctx, _ ids.Host, req any) (any, error) {
+	r := req.(boxReq)
+	if err := a.target(t, c); err != nil {
+		return nil, err
+	}
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	s := a.session(r.ref.Session)
+	if _, err := a.decide(s, host.Admit{Generation: r.ref.Generation, Epoch: r.ref.Epoch, At: t.p.wall()}, nil); err != nil {
+		return nil, err
+	}
+	b := s.box
+	defer func() {
+		if a.m.a == a && s.st.Generation == r.ref.Generation && s.st.Epoch == r.ref.Epoch {
+			_, _ = a.decide(s, host.Release{At: t.p.wall()}, nil)
+		}
+	}()
+	if b == nil {
+		return nil, fail(errkind.Unavailable, "the sandbox is being attached")
+	}
+	if img := b.img; img.rec.State != host.Dirty || img.rec.Epoch != r.ref.Epoch {
+		if !img.attached || img.rec.Attached != r.ref.Epoch {
+			return nil, fail(errkind.StaleEpoch, "the disk is attached for another epoch")
+		}
+		img.rec = img.rec.Activated(r.ref.Epoch)
+	}
+	b.wrote = true
+	switch r.do {
+	case "checkpoint":
+		if s.inv.terms != nil && s.inv.terms.Ephemeral {
+			return nil, fail(errkind.Refused, "an ephemeral session is never saved")
+		}
+		at := b.img.data
+		if err := a.save(t, c, b.img, r.ref, s.inv.tenant); err != nil {
+			return nil, err
+		}
+		a.w.cov.hit("checkpoint acknowledged")
+		a.w.saved(r.ref, at)
+		return at, nil
+	case "work":
+		_ = t.sleep(c, a.w.between(time.Second, 20*time.Second))
+	}
+	return a.write(t, c, b, r)
+}
+
+// write has a process in the sandbox write and sync, if it runs.
+func (a *agent) write(t *task, c *ctx, b *box, r boxReq) (any, error) {
+	for {
+		if err := t.sleep(c, a.w.between(100*time.Microsecond, 3*time.Millisecond)); err != nil {
+			return nil, err
+		}
+		switch {
+		case a.m.boxes[b.id] != b:
+			return nil, fail(errkind.Unavailable, "the sandbox ended")
+		case a.m.frozen || a.m.suspended:
+			t.wait(c, 100*time.Millisecond)
+			continue
+		}
+		if r.do == "read" {
+			return b.img.data, nil
+		}
+		b.img.data = &content{n: count(b.img.data) + 1, parent: b.img.data, epoch: b.epoch}
+		b.img.synced = b.img.data
+		a.w.wrote(a.m, r.ref, b.img.data)
+		return b.img.data, nil
+	}
+}
+
+func count(c *content) int {
+	if c == nil {
+		return 0
+	}
+	return c.n
+}
+
+// scribble is a background process of a sandbox that writes without anybody asking, and syncs nothing.
+func (m *machine) scribble() {
+	for _, id := range sortedKeys(m.boxes) {
+		if b := m.boxes[id]; b.wrote && m.runs(b) && m.w.chance(0.5) {
+			b.img.data = &content{n: count(b.img.data) + 1, parent: b.img.data, epoch: b.epoch}
+		}
+	}
+}
+
+func sortErased(e []deleteReq) {
+	slices.SortFunc(e, func(a, b deleteReq) int {
+		if a.ref.Session != b.ref.Session {
+			if a.ref.Session < b.ref.Session {
+				return -1
+			}
+			return 1
+		}
+		return a.ref.Generation.Compare(b.ref.Generation)
+	})
+}
