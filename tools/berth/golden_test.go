@@ -55,10 +55,48 @@ func sampleOpen() openOut {
 }
 
 func sampleHosts() hostsOut {
-	return hostsOutOf(&schedulerv1.HostsReply{Hosts: []*schedulerv1.HostRecord{
-		{Host: "local", Zone: "z1", Alive: true, Tiers: []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR}, Sessions: 12, Active: 3,
-			Capacity: &corev1.Limits{CpuMillis: 2000, MemoryBytes: 8 << 30, Pids: 4096, DiskBytes: 100 << 30}},
-		{Host: "old", Capacity: &corev1.Limits{}}}})
+	tiers := []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR}
+	capacity := &corev1.Limits{CpuMillis: 2000, MemoryBytes: 8 << 30, Pids: 4096, DiskBytes: 100 << 30}
+	used := &corev1.Limits{CpuMillis: 3000, MemoryBytes: 3 << 29, Pids: 768, DiskBytes: 9 << 29}
+	lease := durationpb.New(7400 * time.Millisecond)
+	return hostsOutOf([]*schedulerv1.HostRecord{
+		{Host: "local", Boot: "b1", Zone: "z1", Alive: true, Tiers: tiers, Sessions: 12, Active: 3, Capacity: capacity, Used: used, LeaseLeft: lease, Labels: map[string]string{"rack": "a"}},
+		{Host: "leaving", Boot: "b2", Zone: "z1", Alive: true, Draining: true, DrainDeadline: timestamppb.New(at.Add(10 * time.Minute)), Tiers: tiers, Sessions: 7, Active: 2, Unsaved: 1, Capacity: capacity, Used: used, LeaseLeft: lease},
+		{Host: "left", Boot: "b3", Alive: true, Draining: true, Drained: true, DrainDeadline: timestamppb.New(at), Tiers: tiers, Capacity: capacity, LeaseLeft: lease},
+		{Host: "sick", Boot: "b4", Alive: true, Unhealthy: "its pool of disks has 2% free", Tiers: tiers, Capacity: capacity, LeaseLeft: lease},
+		{Host: "old", Boot: "b5", Lost: true, Unsaved: 2, Sessions: 2, Capacity: &corev1.Limits{}}})
+}
+
+func sampleHost() hostOut { return sampleHosts().Hosts[1] }
+
+func sampleRemoved() removedOut {
+	return removedOutOf("old", &schedulerv1.RemoveHostReply{Rewound: []*corev1.SessionRef{{Session: sampleKey}}, Lost: []*corev1.SessionRef{{Session: sampleKey}}})
+}
+
+func samplePeers() peersOut {
+	return peersOutOf(&schedulerv1.PeersReply{Applied: 1234, Peers: []*schedulerv1.Peer{
+		{Id: "scheduler-1", Addr: "10.77.3.11:7801", Voter: true}, {Id: "scheduler-2", Addr: "10.77.3.12:7801", Voter: true, Leader: true}, {Id: "scheduler-3", Addr: "10.77.3.13:7801", Voter: true}, {Id: "scheduler-4", Addr: "10.77.3.14:7801"}}})
+}
+
+// samplePlan is a plan with a host that is taken, one that might be, and two that may not.
+func samplePlan() *schedulerv1.Placement {
+	return &schedulerv1.Placement{Host: "host-2", Reason: "its image is here", More: 1, Rows: []*schedulerv1.PlacementRow{
+		{Host: "host-2", Ranks: []string{"image", "warm", "load"}}, {Host: "host-3", Ranks: []string{"load"}},
+		{Host: "host-1", Refused: "its lease ran out"}, {Host: "host-4", Refused: "its zone z9 is none of eu-1, eu-2"}}}
+}
+
+// sampleExplain is a session that waits to be handed over.
+func sampleExplain() explainOut {
+	r := sampleRecord()
+	r.State, r.Host, r.NewestHost, r.Restore = corev1.State_STATE_ASLEEP, "host-1", "host-1", ""
+	r.HandoffFrom, r.HandoffUntil, r.Waiting = "host-1", timestamppb.New(at.Add(10*time.Minute)), "12 sessions of a higher priority are handed over first"
+	r.Terms.Priority, r.Terms.Zones, r.Terms.MaxAwake = 20, []string{"eu-1", "eu-2"}, 5
+	before := samplePlan()
+	before.Host, before.Reason, before.Rows = "host-1", "its disk is here", []*schedulerv1.PlacementRow{{Host: "host-1", Ranks: []string{"disk", "image"}}, {Host: "host-2", Ranks: []string{"image", "load"}}}
+	e := event("placed", &schedulerv1.Event{Session: r.Session, At: timestamppb.New(at.Add(-time.Hour)), State: corev1.State_STATE_WAKING,
+		Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: "host-1", Reason: "its disk is here", RequestId: "r1", Plan: before}}})
+	e.Time = at.Add(-time.Hour)
+	return explainOutOf(&schedulerv1.ExplainReply{Record: r, Now: samplePlan()}, e)
 }
 
 func sampleDead() deadListOut {
@@ -134,6 +172,21 @@ func sampleEvents() []sdk.Event {
 		sched("erased", corev1.State_STATE_DELETED, 8, func(e *schedulerv1.Event) {
 			e.Detail = &schedulerv1.Event_Erased{Erased: &schedulerv1.Erased{Hosts: []string{"local", "other"}}}
 		}),
+		sched("displaced", corev1.State_STATE_ASLEEP, 9, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Displaced{Displaced: &schedulerv1.Displaced{Host: "host-1", Reason: "its lease ran out", Handoff: true}}
+		}),
+		sched("placed", corev1.State_STATE_WAKING, 10, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: "host-2", Reason: "its image is here", Plan: samplePlan()}}
+		}),
+		sched("active", corev1.State_STATE_ACTIVE, 11, func(e *schedulerv1.Event) {
+			e.Detail = &schedulerv1.Event_Active{Active: &schedulerv1.Active{Host: "host-2", FromHost: "host-1", Cause: corev1.Cause_CAUSE_HANDOFF,
+				Origin: corev1.Origin_ORIGIN_RESTORED, RestoredAsOf: timestamppb.New(at.Add(-time.Minute)), Timing: sampleRecord().LastWake}}
+		}),
+		hostEvent("joined", &schedulerv1.HostEvent{Host: "host-1", What: "joined", Capacity: sampleRecord().Terms.Limits}),
+		hostEvent("lost", &schedulerv1.HostEvent{Host: "host-1", What: "lost", Reason: "its lease ran out"}),
+		hostEvent("draining", &schedulerv1.HostEvent{Host: "host-1", What: "draining"}),
+		hostEvent("drained", &schedulerv1.HostEvent{Host: "host-1", What: "drained"}),
+		hostEvent("removed", &schedulerv1.HostEvent{Host: "host-1", What: "removed"}),
 		event("refused", &lifecyclev1.Refused{Tenant: "acme", Session: sampleKey, RequestId: "r2", Failure: &corev1.Failure{Kind: "refused", Reason: "the tenant is paused"}}),
 	}
 }
@@ -144,6 +197,10 @@ func event(name string, body proto.Message) sdk.Event {
 		e.Revision, e.State = s.GetRevision(), sdk.State(stateWord(s.GetState()))
 	}
 	return e
+}
+
+func hostEvent(name string, body proto.Message) sdk.Event {
+	return sdk.Event{Host: "host-1", Name: name, Time: at, Body: body}
 }
 
 // samples are every output, for a person and as JSON.
@@ -165,6 +222,11 @@ func samples() map[string]func(*app) error {
 		"session-list":         show(list, func(a *app) { a.renderList(list) }),
 		"session-show":         show(showOutOf(sampleRecord()), func(a *app) { a.renderShow(showOutOf(sampleRecord())) }),
 		"host-list":            show(sampleHosts(), func(a *app) { a.renderHosts(sampleHosts()) }),
+		"host-show":            show(sampleHost(), func(a *app) { a.renderHost(sampleHost()) }),
+		"host-drain":           show(sampleHost(), said(drainWord(sampleHost())+"\n")),
+		"host-remove":          show(sampleRemoved(), func(a *app) { a.renderRemoved(sampleRemoved()) }),
+		"scheduler-peers":      show(samplePeers(), func(a *app) { a.renderPeers(samplePeers()) }),
+		"session-explain":      show(sampleExplain(), func(a *app) { a.renderExplain(sampleExplain()) }),
 		"dead-list":            show(dead, func(a *app) { a.renderDead(dead) }),
 		"dead-show":            show(one, func(a *app) { a.renderDeadOne(one) }),
 		"dead-retry":           show(retriedOut{3, true}, said("message 3 was handled\n")),

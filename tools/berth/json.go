@@ -69,6 +69,10 @@ type sessionOut struct {
 	Generation  string    `json:"generation"`
 	Epoch       string    `json:"epoch,omitempty"`
 	ChangedAt   time.Time `json:"changed_at"`
+	Unsaved     bool      `json:"unsaved,omitempty"`
+	NewestHost  string    `json:"newest_host,omitempty"`
+	Waiting     string    `json:"waiting,omitempty"`
+	HandoffFrom string    `json:"handoff_from,omitempty"`
 }
 
 type listOut struct {
@@ -87,7 +91,6 @@ type showOut struct {
 	Revision    uint64    `json:"revision"`
 	Manifest    string    `json:"manifest,omitempty"`
 	Restore     string    `json:"restore,omitempty"`
-	Unsaved     bool      `json:"unsaved,omitempty"`
 	Origin      string    `json:"origin,omitempty"`
 	// RestoredAsOf if the last wake restored an older disk.
 	RestoredAsOf *time.Time         `json:"restored_as_of,omitempty"`
@@ -95,6 +98,10 @@ type showOut struct {
 	CreatedAt    time.Time          `json:"created_at"`
 	Failure      *failureOut        `json:"failure,omitempty"`
 	LastWake     timingOut          `json:"last_wake"`
+	HandoffUntil *time.Time         `json:"handoff_until,omitempty"`
+	Priority     uint32             `json:"priority"`
+	Zones        []string           `json:"zones"`
+	MaxAwake     uint32             `json:"max_awake"`
 }
 
 type failureOut struct {
@@ -102,23 +109,9 @@ type failureOut struct {
 	Reason string `json:"reason"`
 }
 
-type hostsOut struct {
-	Hosts []hostOut `json:"hosts"`
-}
-
-type hostOut struct {
-	Host     string    `json:"host"`
-	Alive    bool      `json:"alive"`
-	Draining bool      `json:"draining"`
-	Zone     string    `json:"zone"`
-	Tiers    []string  `json:"tiers"`
-	Capacity limitsOut `json:"capacity"`
-	Sessions uint32    `json:"sessions"`
-	Active   uint32    `json:"active"`
-}
-
 type eventOut struct {
 	Time      time.Time       `json:"time"`
+	Host      string          `json:"host,omitempty"`
 	Tenant    string          `json:"tenant"`
 	Session   string          `json:"session"`
 	Event     string          `json:"event"`
@@ -233,7 +226,8 @@ func recordOut(r *schedulerv1.SessionRecord) sessionOut {
 	return sessionOut{Session: r.GetSession().GetSession(), Name: r.GetSessionName(), Tenant: r.GetSession().GetTenant(), User: r.GetActor().GetSubject(),
 		State: stateWord(r.GetState()), Host: r.GetHost(), Template: t.GetTemplate(), Tier: word(t.GetTier(), "TIER_"),
 		Persistence: word(t.GetPersistence(), "PERSISTENCE_"), Generation: stamp(r.GetSession().GetGeneration()),
-		Epoch: stamp(r.GetSession().GetEpoch()), ChangedAt: r.GetChangedAt().AsTime()}
+		Epoch: stamp(r.GetSession().GetEpoch()), ChangedAt: r.GetChangedAt().AsTime(), Unsaved: r.GetUnsaved(),
+		NewestHost: r.GetNewestHost(), Waiting: r.GetWaiting(), HandoffFrom: r.GetHandoffFrom()}
 }
 
 func showOutOf(r *schedulerv1.SessionRecord) showOut {
@@ -241,11 +235,15 @@ func showOutOf(r *schedulerv1.SessionRecord) showOut {
 	out := showOut{sessionOut: recordOut(r), Issuer: r.GetActor().GetIssuer(), Frontend: r.GetActor().GetFrontend(), Plan: t.GetPlan(),
 		TierReason: t.GetTierReason(), Limits: limitsOutOf(t.GetLimits()), IdleMS: ms(t.GetIdle().AsDuration()),
 		RetentionMS: ms(t.GetRetention().AsDuration()), Revision: r.GetRevision(), Manifest: r.GetManifest(),
-		Restore: r.GetRestore(), Unsaved: r.GetUnsaved(),
+		Restore: r.GetRestore(), Priority: t.GetPriority(), Zones: append([]string{}, t.GetZones()...), MaxAwake: t.GetMaxAwake(),
 		Origin: word(r.GetOrigin(), "ORIGIN_"), CreatedAt: r.GetCreatedAt().AsTime(), LastWake: timingOutOf(r.GetLastWake())}
 	if at := r.GetRestoredAsOf(); at != nil {
 		asOf := at.AsTime()
 		out.RestoredAsOf = &asOf
+	}
+	if until := r.GetHandoffUntil(); until.GetSeconds() > 0 {
+		at := until.AsTime()
+		out.HandoffUntil = &at
 	}
 	if s := t.GetSnapshots(); s != nil {
 		out.Snapshots = &termsSnapshotsOut{ms(s.GetEvery().AsDuration()), ms(s.GetKeepAll().AsDuration()), ms(s.GetKeepHourly().AsDuration()), ms(s.GetKeepDaily().AsDuration())}
@@ -266,19 +264,6 @@ func timingOutOf(t *corev1.Timing) timingOut {
 
 func limitsOutOf(l *corev1.Limits) limitsOut {
 	return limitsOut{l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes()}
-}
-
-func hostsOutOf(r *schedulerv1.HostsReply) hostsOut {
-	out := hostsOut{Hosts: []hostOut{}}
-	for _, h := range r.GetHosts() {
-		o := hostOut{Host: h.GetHost(), Alive: h.GetAlive(), Draining: h.GetDraining(), Zone: h.GetZone(), Tiers: []string{},
-			Capacity: limitsOutOf(h.GetCapacity()), Sessions: h.GetSessions(), Active: h.GetActive()}
-		for _, t := range h.GetTiers() {
-			o.Tiers = append(o.Tiers, word(t, "TIER_"))
-		}
-		out.Hosts = append(out.Hosts, o)
-	}
-	return out
 }
 
 func deadOutOf(d bus.DeadLetter) deadOut {

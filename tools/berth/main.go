@@ -24,17 +24,19 @@ type cli struct {
 	Dir  string `help:"State folder of berth up." env:"BERTH_DIR" default:"/var/lib/berth" type:"path" placeholder:"DIR"`
 	JSON bool   `name:"json" help:"Print JSON: docs/howto/cli-json.md."`
 
-	Up      upCmd      `cmd:"" help:"Run everything on this machine."`
-	Session sessionCmd `cmd:"" help:"Open, list, show, close and delete sessions."`
-	Exec    execCmd    `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
-	Cp      cpCmd      `cmd:"" help:"Copy files and directories to and from a session."`
-	Disk    diskCmd    `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
-	Tail    tailCmd    `cmd:"" help:"Follow what happens to sessions."`
-	Host    hostCmd    `cmd:"" help:"Hosts of the platform."`
-	Dead    deadCmd    `cmd:"" help:"Messages that could not be handled."`
-	Request requestCmd `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
-	Dev     devCmd     `cmd:"" help:"For development on one machine."`
-	Version versionCmd `cmd:"" help:"Print the version."`
+	Up        upCmd        `cmd:"" help:"Run everything on this machine."`
+	Session   sessionCmd   `cmd:"" help:"Open, list, show, close and delete sessions."`
+	Exec      execCmd      `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
+	Cp        cpCmd        `cmd:"" help:"Copy files and directories to and from a session."`
+	Disk      diskCmd      `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
+	Tail      tailCmd      `cmd:"" help:"Follow what happens to sessions."`
+	Host      hostCmd      `cmd:"" help:"Hosts of the platform."`
+	Scheduler schedulerCmd `cmd:"" help:"Replicas of the scheduler."`
+	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`
+	Request   requestCmd   `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
+	Dev       devCmd       `cmd:"" help:"For development on one machine."`
+	Version   versionCmd   `cmd:"" help:"Print the version."`
+	Run       runCmd       `cmd:"" hidden:"" help:"One member of a cluster on this machine."`
 }
 
 // app is what a command gets to work with.
@@ -91,7 +93,7 @@ func run(a *app, args []string) int {
 		return 2
 	}
 	a.dir, a.json, a.args = c.Dir, c.JSON, args
-	if !strings.HasPrefix(parsed.Command(), "exec") && !strings.HasPrefix(parsed.Command(), "up") {
+	if !strings.HasPrefix(parsed.Command(), "exec") && !strings.HasPrefix(parsed.Command(), "up") && !strings.HasPrefix(parsed.Command(), "run ") {
 		var stop context.CancelFunc
 		a.ctx, stop = signal.NotifyContext(a.ctx, os.Interrupt, syscall.SIGTERM)
 		defer stop()

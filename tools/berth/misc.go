@@ -13,34 +13,15 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/services/identity/devissuer"
 )
 
-type hostCmd struct {
-	List hostListCmd `cmd:"" help:"List hosts."`
-}
-
-type hostListCmd struct{}
-
-func (c *hostListCmd) Run(a *app) error {
-	op, err := a.operator()
-	if err != nil {
-		return err
-	}
-	defer op.Close()
-	reply := &schedulerv1.HostsReply{}
-	if err := op.Call(a.ctx, "scheduler", "hosts", &schedulerv1.HostsRequest{}, reply); err != nil {
-		return err
-	}
-	out := hostsOutOf(reply)
-	return a.print(out, func() { a.renderHosts(out) })
-}
-
 type devCmd struct {
-	Token devTokenCmd `cmd:"" help:"Make a token of the development issuer."`
+	Token  devTokenCmd `cmd:"" help:"Make a token of the development issuer."`
+	Link   linkCmd     `cmd:"" help:"Links of a cluster on this machine: cut, delay, lose, heal."`
+	Member memberCmd   `cmd:"" help:"Processes of a cluster on this machine: kill, pause, resume, restart."`
 }
 
 type devTokenCmd struct {

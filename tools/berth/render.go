@@ -110,15 +110,30 @@ func (a *app) renderOpen(o openOut) {
 }
 
 func (a *app) renderList(l listOut) {
-	rows := [][]string{{"SESSION", "NAME", "TENANT", "USER", "STATE", "TIER", "HOST", "CHANGED"}}
+	rows := [][]string{{"SESSION", "NAME", "TENANT", "USER", "STATE", "TIER", "HOST", "CHANGED", "NOTE"}}
 	for _, s := range l.Sessions {
-		rows = append(rows, []string{s.Session, s.Name, s.Tenant, or(plain(s.User), "-"), s.State, s.Tier, or(s.Host, "-"), s.ChangedAt.UTC().Format(time.DateTime)})
+		rows = append(rows, []string{s.Session, s.Name, s.Tenant, or(plain(s.User), "-"), s.State, s.Tier, or(s.Host, "-"), s.ChangedAt.UTC().Format(time.DateTime), plain(sessionNote(s))})
 	}
 	if len(l.Sessions) == 0 {
 		fmt.Fprintln(a.stdout, "no sessions")
 		return
 	}
 	table(a.stdout, rows)
+}
+
+// sessionNote says what of a session is not as it should be.
+func sessionNote(s sessionOut) string {
+	var notes []string
+	if s.HandoffFrom != "" {
+		notes = append(notes, "handed over from "+s.HandoffFrom)
+	}
+	if s.Waiting != "" {
+		notes = append(notes, "waits: "+s.Waiting)
+	}
+	if s.Unsaved && s.NewestHost != "" && s.NewestHost != s.Host {
+		notes = append(notes, "newest files on "+s.NewestHost)
+	}
+	return strings.Join(notes, "; ")
 }
 
 func (a *app) renderShow(s showOut) {
@@ -131,14 +146,30 @@ func (a *app) renderShow(s showOut) {
 		restore = "the next open brings back snapshot " + s.Restore
 	}
 	if s.Unsaved {
-		unsaved = "what was written after the manifest is on the host's disk only"
+		unsaved = "what was written after the manifest is on the disk of host " + or(s.NewestHost, s.Host) + " only"
+	}
+	handoff, awake := "", ""
+	if s.HandoffFrom != "" {
+		handoff = "from host " + s.HandoffFrom
+	}
+	if s.HandoffUntil != nil {
+		handoff += ", tried until " + when(*s.HandoffUntil)
+	}
+	if s.MaxAwake > 0 {
+		awake = fmt.Sprintf("at most %d of the tenant at once", s.MaxAwake)
 	}
 	a.fields("session", s.Session, "name", s.Name, "tenant", s.Tenant, "user", s.User, "issuer", s.Issuer, "frontend", s.Frontend,
 		"state", s.State, "failure", failure, "host", s.Host, "generation", s.Generation, "epoch", s.Epoch,
-		"revision", strconv.FormatUint(s.Revision, 10), "manifest", s.Manifest, "restore", restore, "unsaved", unsaved, "plan", s.Plan, "template", s.Template,
+		"revision", strconv.FormatUint(s.Revision, 10), "manifest", s.Manifest, "restore", restore, "unsaved", unsaved, "waits", s.Waiting, "handoff", handoff,
+		"plan", s.Plan, "priority", strconv.FormatUint(uint64(s.Priority), 10), "zones", strings.Join(s.Zones, ", "), "awake", awake, "template", s.Template,
 		"tier", s.Tier+reasonWord(s.TierReason), "limits", s.Limits.String(), "persistence", s.Persistence,
 		"idle", span(s.IdleMS), "retention", span(s.RetentionMS), "snapshots", snapshotsWord(s.Snapshots), "created", s.CreatedAt.UTC().Format(time.RFC3339),
 		"changed", s.ChangedAt.UTC().Format(time.RFC3339))
+	a.renderWake(s)
+}
+
+// renderWake draws the steps of the last wake.
+func (a *app) renderWake(s showOut) {
 	if len(s.LastWake.Steps) == 0 {
 		return
 	}
@@ -182,26 +213,6 @@ func bar(s stepOut, total float64) string {
 	from := min(int(s.StartMS/total*width), width-1)
 	n := max(1, min(int(s.TookMS/total*width+0.5), width-from))
 	return strings.Repeat(" ", max(0, from)) + strings.Repeat("=", n)
-}
-
-func (a *app) renderHosts(h hostsOut) {
-	rows := [][]string{{"HOST", "STATE", "ZONE", "TIERS", "CPU", "MEMORY", "DISK", "SESSIONS", "ACTIVE"}}
-	for _, o := range h.Hosts {
-		state := "alive"
-		switch {
-		case !o.Alive:
-			state = "lost"
-		case o.Draining:
-			state = "draining"
-		}
-		rows = append(rows, []string{o.Host, state, or(o.Zone, "-"), strings.Join(o.Tiers, ","), fmt.Sprintf("%.4g", float64(o.Capacity.CPUMillis)/1000),
-			bytesWord(o.Capacity.MemoryBytes), bytesWord(o.Capacity.DiskBytes), strconv.Itoa(int(o.Sessions)), strconv.Itoa(int(o.Active))})
-	}
-	if len(h.Hosts) == 0 {
-		fmt.Fprintln(a.stdout, "no hosts")
-		return
-	}
-	table(a.stdout, rows)
 }
 
 func (a *app) renderDead(d deadListOut) {

@@ -14,11 +14,12 @@ import (
 )
 
 type sessionCmd struct {
-	Open   sessionOpenCmd   `cmd:"" help:"Open a session: create, wake or join it, and print what the place is."`
-	List   sessionListCmd   `cmd:"" help:"List sessions: all of them (operator), or with --mine the user's own."`
-	Show   sessionShowCmd   `cmd:"" help:"Show a session and the time of every step of its last wake."`
-	Close  sessionCloseCmd  `cmd:"" help:"Put a session to sleep now; an ephemeral one is deleted."`
-	Delete sessionDeleteCmd `cmd:"" help:"Delete a session, its disk and its keys, for good."`
+	Open    sessionOpenCmd    `cmd:"" help:"Open a session: create, wake or join it, and print what the place is."`
+	List    sessionListCmd    `cmd:"" help:"List sessions: all of them (operator), or with --mine the user's own."`
+	Show    sessionShowCmd    `cmd:"" help:"Show a session and the time of every step of its last wake."`
+	Explain sessionExplainCmd `cmd:"" help:"Say why a session is where it is, what it waits for, and where it would wake now."`
+	Close   sessionCloseCmd   `cmd:"" help:"Put a session to sleep now; an ephemeral one is deleted."`
+	Delete  sessionDeleteCmd  `cmd:"" help:"Delete a session, its disk and its keys, for good."`
 }
 
 type sessionOpenCmd struct {
@@ -109,18 +110,10 @@ func (c *sessionListCmd) all(a *app) (listOut, error) {
 	}
 	defer op.Close()
 	out := listOut{Sessions: []sessionOut{}}
-	for after := ""; ; {
-		reply := &schedulerv1.ListReply{}
-		if err := op.Call(a.ctx, "scheduler", "list", &schedulerv1.ListRequest{Tenant: c.Tenant, After: after, Limit: 500, Deleted: c.Deleted}, reply); err != nil {
-			return out, err
-		}
-		for _, r := range reply.GetRecords() {
-			out.Sessions = append(out.Sessions, recordOut(r))
-		}
-		if after = reply.GetNext(); after == "" {
-			return out, nil
-		}
-	}
+	err = records(a.ctx, op, &schedulerv1.ListRequest{Tenant: c.Tenant, Deleted: c.Deleted}, func(r *schedulerv1.SessionRecord) {
+		out.Sessions = append(out.Sessions, recordOut(r))
+	})
+	return out, err
 }
 
 type sessionShowCmd struct{ target }

@@ -20,6 +20,7 @@ type tailCmd struct {
 	Tenant   string        `help:"Only of this tenant." placeholder:"NAME"`
 	Session  string        `help:"Only of this session: its key, or the beginning of it that tail prints." placeholder:"KEY"`
 	Event    string        `help:"Only events of this name." placeholder:"NAME"`
+	Hosts    bool          `help:"Events of hosts instead of those of sessions."`
 	Since    time.Duration `help:"Begin with the stored events of so long ago, for example 10m." placeholder:"DURATION"`
 	NoFollow bool          `help:"End after the stored events; needs --since."`
 	Client   string        `help:"A frontend's bus login instead of the operator's: it sees its tenant, from now on." placeholder:"NAME" env:"BERTH_CLIENT"`
@@ -31,6 +32,9 @@ func (c *tailCmd) Run(a *app) error {
 	}
 	if c.Since < 0 {
 		return usage("--since must be more than 0")
+	}
+	if c.Hosts && (c.Tenant != "" || c.Session != "") {
+		return usage("--hosts goes with neither --tenant nor --session")
 	}
 	whole := c.Session
 	if _, err := ids.ParseSessionKey(c.Session); c.Session != "" && err != nil {
@@ -44,7 +48,7 @@ func (c *tailCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: whole, Event: c.Event, Since: c.Since, Stop: c.NoFollow})
+	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: whole, Event: c.Event, Hosts: c.Hosts, Since: c.Since, Stop: c.NoFollow})
 	if err != nil {
 		return err
 	}
@@ -82,7 +86,7 @@ func (c *tailCmd) connect(a *app) (*sdk.Client, error) {
 
 // eventJSON writes one event on one line.
 func (a *app) eventJSON(e sdk.Event) error {
-	out := eventOut{Time: e.Time.UTC(), Tenant: e.Tenant, Session: e.Session, Event: e.Name, Revision: e.Revision, State: string(e.State), RequestID: e.RequestID()}
+	out := eventOut{Time: e.Time.UTC(), Host: e.Host, Tenant: e.Tenant, Session: e.Session, Event: e.Name, Revision: e.Revision, State: string(e.State), RequestID: e.RequestID()}
 	if e.Body != nil {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e.Body)
 		if err != nil {
@@ -101,6 +105,7 @@ var eventColour = map[string]string{
 	"active": "32", "renewed": "32", "admitted": "33", "placed": "33", "resume": "33", "asleep": "34", "idle": "34", "deleted": "90", "paused": "35", "pause": "35",
 	"restoring": "33", "saved": "32", "rewound": "35", "erased": "90", "unsaved": "31",
 	"expiring": "35", "expire": "35", "failed": "31", "displaced": "31", "unplaceable": "31", "refused": "31", "quota": "31", "oom": "31", "exited": "31",
+	"joined": "32", "lost": "31", "draining": "35", "drained": "34", "removed": "90",
 }
 
 // eventLine is one event for a person.
@@ -113,7 +118,11 @@ func (a *app) eventLine(e sdk.Event) string {
 	if c := eventColour[e.Name]; a.colour && c != "" {
 		name = "\x1b[" + c + "m" + name + "\x1b[0m"
 	}
-	line := fmt.Sprintf("%s  %-12s %s  %s  %s", e.Time.UTC().Format("15:04:05.000"), e.Tenant, key, name, plain(eventText(e)))
+	who := fmt.Sprintf("%-12s %s", e.Tenant, key)
+	if e.Host != "" {
+		who = fmt.Sprintf("%-22s", e.Host)
+	}
+	line := fmt.Sprintf("%s  %s  %s  %s", e.Time.UTC().Format("15:04:05.000"), who, name, plain(eventText(e)))
 	for len(line) > 0 && line[len(line)-1] == ' ' {
 		line = line[:len(line)-1]
 	}
@@ -135,8 +144,40 @@ func eventText(e sdk.Event) string {
 		return "no activity for " + span(ms(b.GetIdle().AsDuration()))
 	case *lifecyclev1.Expiring:
 		return "expires at " + b.GetExpiresAt().AsTime().Format(time.RFC3339)
+	case *schedulerv1.HostEvent:
+		return hostEventText(b)
+	case *hostv1.Facts:
+		return fmt.Sprintf("%s, %s, %s of its pool are free", count(int(b.GetSandboxes()), "sandbox", "sandboxes"), count(int(b.GetDisks()), "disk", "disks"), bytesWord(b.GetDiskFreeBytes()))
 	}
 	return ""
+}
+
+// hostEventText says what became of a host.
+func hostEventText(b *schedulerv1.HostEvent) string {
+	switch b.GetWhat() {
+	case "joined":
+		return limitsOutOf(b.GetCapacity()).String()
+	case "draining":
+		return or(b.GetReason(), "takes no more sessions and hands over those that it has")
+	case "drained":
+		return or(b.GetReason(), "nothing is left on it")
+	case "removed":
+		return or(b.GetReason(), "for good")
+	}
+	return b.GetReason()
+}
+
+// activeText says on which host a session is ready, and what of its files is there.
+func activeText(d *schedulerv1.Active) string {
+	text := word(d.GetOrigin(), "ORIGIN_")
+	if t := d.GetRestoredAsOf(); t != nil {
+		text += " as of " + t.AsTime().Format(time.RFC3339)
+	}
+	text += " on " + d.GetHost()
+	if from := d.GetFromHost(); from != "" {
+		text = "handed over from " + from + ": " + text
+	}
+	return text + " in " + msWord(ms(d.GetTiming().GetTotal().AsDuration()))
 }
 
 // hostText is the host's sentence, and how far a restore is.
@@ -157,17 +198,17 @@ func schedulerText(b *schedulerv1.Event) string {
 	case *schedulerv1.Event_Admitted:
 		return fmt.Sprintf("%s of %s, %s, %s", d.Admitted.GetSessionName(), d.Admitted.GetActor().GetSubject(), d.Admitted.GetTerms().GetTemplate(), word(d.Admitted.GetTerms().GetTier(), "TIER_"))
 	case *schedulerv1.Event_Placed:
-		return "on " + d.Placed.GetHost() + ": " + d.Placed.GetReason()
+		return "on " + d.Placed.GetHost() + ": " + d.Placed.GetReason() + planWord(d.Placed.GetPlan())
 	case *schedulerv1.Event_Active:
-		text := word(d.Active.GetOrigin(), "ORIGIN_") + " on " + d.Active.GetHost()
-		if t := d.Active.GetRestoredAsOf(); t != nil {
-			text += " as of " + t.AsTime().Format(time.RFC3339)
-		}
-		return text + " in " + msWord(ms(d.Active.GetTiming().GetTotal().AsDuration()))
+		return activeText(d.Active)
 	case *schedulerv1.Event_Asleep:
 		return d.Asleep.GetReason() + ", manifest " + or(d.Asleep.GetManifest(), "none")
 	case *schedulerv1.Event_Displaced:
-		return "from " + d.Displaced.GetHost() + ": " + d.Displaced.GetReason()
+		text := "from " + d.Displaced.GetHost() + ": " + d.Displaced.GetReason()
+		if d.Displaced.GetHandoff() {
+			text += "; it is handed over"
+		}
+		return text
 	case *schedulerv1.Event_Failed:
 		return d.Failed.GetFailure().GetReason()
 	case *schedulerv1.Event_Paused:

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/sdk"
+)
+
+type sessionExplainCmd struct{ target }
+
+func (c *sessionExplainCmd) Run(a *app) error {
+	op, rec, err := c.find(a)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	ref := rec.GetSession()
+	reply := &schedulerv1.ExplainReply{}
+	if err := op.Call(a.ctx, "scheduler", "explain", &schedulerv1.ExplainRequest{Tenant: ref.GetTenant(), Session: ref.GetSession()}, reply); err != nil {
+		return err
+	}
+	placed, err := op.LastEvent(a.ctx, ref.GetTenant(), ref.GetSession(), "placed")
+	if err != nil && !errors.Is(err, sdk.ErrNotFound) {
+		// The answer of scheduler is worth more than the memory of the bus: a node may be away.
+		fmt.Fprintf(a.stderr, "berth: the last placement cannot be read: %v\n", err)
+	}
+	out := explainOutOf(reply, placed)
+	return a.print(out, func() { a.renderExplain(out) })
+}
+
+type explainOut struct {
+	showOut
+	// Summary is the whole of it in sentences, the most important first.
+	Summary []string   `json:"summary"`
+	Placed  *placedOut `json:"placed,omitempty"`
+	Now     *planOut   `json:"now,omitempty"`
+}
+
+// placedOut is the last placement.
+type placedOut struct {
+	At        time.Time `json:"at"`
+	Epoch     string    `json:"epoch"`
+	Host      string    `json:"host"`
+	Reason    string    `json:"reason"`
+	RequestID string    `json:"request_id,omitempty"`
+	Plan      *planOut  `json:"plan,omitempty"`
+}
+
+// planOut is a plan of placement: every host that was looked at, best first.
+type planOut struct {
+	Host   string    `json:"host"`
+	Reason string    `json:"reason"`
+	Rows   []planRow `json:"rows"`
+	More   uint32    `json:"more"`
+}
+
+type planRow struct {
+	Host    string   `json:"host"`
+	Refused string   `json:"refused,omitempty"`
+	Ranks   []string `json:"ranks"`
+}
+
+func explainOutOf(r *schedulerv1.ExplainReply, last sdk.Event) explainOut {
+	out := explainOut{showOut: showOutOf(r.GetRecord()), Now: planOutOf(r.GetNow())}
+	if b, ok := last.Body.(*schedulerv1.Event); ok && b.GetPlaced() != nil && stamp(b.GetSession().GetGeneration()) == out.Generation {
+		p := b.GetPlaced()
+		out.Placed = &placedOut{At: last.Time.UTC(), Epoch: stamp(b.GetSession().GetEpoch()), Host: p.GetHost(), Reason: p.GetReason(),
+			RequestID: p.GetRequestId(), Plan: planOutOf(p.GetPlan())}
+	}
+	out.Summary = summary(out)
+	return out
+}
+
+func planOutOf(p *schedulerv1.Placement) *planOut {
+	if p == nil {
+		return nil
+	}
+	out := &planOut{Host: p.GetHost(), Reason: p.GetReason(), Rows: []planRow{}, More: p.GetMore()}
+	for _, r := range p.GetRows() {
+		out.Rows = append(out.Rows, planRow{r.GetHost(), r.GetRefused(), append([]string{}, r.GetRanks()...)})
+	}
+	return out
+}
+
+// summary says in sentences what an operator wants to know first.
+func summary(x explainOut) []string {
+	var out []string
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	since := when(x.ChangedAt)
+	switch {
+	case x.HandoffFrom != "" && x.State != "active":
+		text := fmt.Sprintf("It is being handed over from %s; until then it is %s.", x.HandoffFrom, x.State)
+		if x.HandoffUntil != nil {
+			text += " That is tried until " + when(*x.HandoffUntil) + "; after that its next open wakes it."
+		}
+		say("%s", text)
+	case x.State == "active":
+		say("It is awake on %s since %s.", x.Host, since)
+	case x.State == "waking":
+		say("It is waking on %s since %s.", or(x.Host, "(none yet)"), since)
+	case x.State == "sleeping":
+		say("It is going to sleep on %s since %s; an open now waits for that.", x.Host, since)
+	case x.State == "asleep":
+		say("It sleeps since %s; its next open wakes it.", since)
+	case x.State == "failed" && x.Failure != nil:
+		say("It failed at %s: %s. Its next open tries again.", since, strings.TrimRight(x.Failure.Reason, "."))
+	default:
+		say("It is %s since %s.", x.State, since)
+	}
+	if x.Waiting != "" {
+		say("It waits: %s.", strings.TrimRight(x.Waiting, "."))
+	}
+	if x.Unsaved {
+		say("%s", unsavedSentence(x.showOut))
+	}
+	if x.Placed != nil {
+		say("It was last placed on %s at %s: %s.", x.Placed.Host, when(x.Placed.At), strings.TrimRight(x.Placed.Reason, "."))
+	}
+	if step, ok := slowest(x.LastWake); ok {
+		say("Its last wake took %s in all; the longest step was %s with %s.", msWord(x.LastWake.TotalMS), step.Name, msWord(step.TookMS))
+	}
+	if x.RestoredAsOf != nil {
+		say("That wake brought back its files as of %s.", when(*x.RestoredAsOf))
+	}
+	switch {
+	case x.Now == nil || x.State == "active":
+	case x.Now.Host == "":
+		say("A wake now would get no host: %s.", strings.TrimRight(x.Now.Reason, "."))
+	default:
+		say("A wake now would get %s: %s.", x.Now.Host, strings.TrimRight(x.Now.Reason, "."))
+	}
+	return out
+}
+
+// unsavedSentence says what is on one host alone, and what that means.
+func unsavedSentence(x showOut) string {
+	host := or(x.NewestHost, x.Host)
+	if x.Manifest == "" {
+		return "It was never saved: all of its files are on " + host + " alone, and it can wake only there."
+	}
+	return "What was written after snapshot " + x.Manifest + " is on " + host + " alone: it wakes there, or, once that host is lost, elsewhere as of the snapshot."
+}
+
+// slowest is the step of a wake that took longest and has no part that is listed too.
+func slowest(t timingOut) (best stepOut, ok bool) {
+	for _, s := range t.Steps {
+		whole := false
+		for _, o := range t.Steps {
+			whole = whole || strings.HasPrefix(o.Name, s.Name+".")
+		}
+		if !whole && (!ok || s.TookMS > best.TookMS) {
+			best, ok = s, true
+		}
+	}
+	return best, ok
+}
+
+func (a *app) renderExplain(x explainOut) {
+	fmt.Fprintf(a.stdout, "session %s: %s of %s, tenant %s, plan %s\n", x.Session, plain(x.Name), plain(or(x.User, "nobody known")), x.Tenant, x.Plan)
+	for _, s := range x.Summary {
+		fmt.Fprintf(a.stdout, "- %s\n", plain(s))
+	}
+	if x.Placed != nil && x.Placed.Plan != nil {
+		fmt.Fprintf(a.stdout, "\nwhy %s, at %s\n", x.Placed.Host, when(x.Placed.At))
+		a.renderPlan(*x.Placed.Plan)
+	}
+	a.renderWake(x.showOut)
+	if x.Now != nil {
+		fmt.Fprintln(a.stdout, "\na wake now")
+		a.renderPlan(*x.Now)
+	}
+}
+
+func (a *app) renderPlan(p planOut) {
+	rows := [][]string{{"  HOST", "", "FOR IT, OR WHY NOT"}}
+	for _, r := range p.Rows {
+		verdict, why := "may", or(strings.Join(r.Ranks, ", "), "-")
+		switch {
+		case r.Refused != "":
+			verdict, why = "may not", r.Refused
+		case r.Host == p.Host:
+			verdict = "taken"
+		}
+		rows = append(rows, []string{"  " + r.Host, verdict, plain(why)})
+	}
+	if len(p.Rows) == 0 {
+		fmt.Fprintln(a.stdout, "  no hosts")
+		return
+	}
+	table(a.stdout, rows)
+	if p.More > 0 {
+		fmt.Fprintf(a.stdout, "  and %d more\n", p.More)
+	}
+}
+
+// planWord is a plan in a few words.
+func planWord(p *schedulerv1.Placement) string {
+	may, not := 0, 0
+	for _, r := range p.GetRows() {
+		switch {
+		case r.GetRefused() != "":
+			not++
+		case r.GetHost() != p.GetHost():
+			may++
+		}
+	}
+	if may+not == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d more may, %d may not)", may, not)
+}
