@@ -54,8 +54,23 @@ func StartKeeper(ctx context.Context, c *Conn, d Declaration, every time.Duratio
 	return k, nil
 }
 
+// answered waits, within ctx, until JetStream answers at all: what is asked before a cluster has a
+// leader is never answered.
+func (c *Conn) answered(ctx context.Context) {
+	for ctx.Err() == nil {
+		try, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		_, err := c.js.AccountInfo(try)
+		cancel()
+		if err == nil {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 // reconcileWithin tries again while it is too early.
 func (c *Conn) reconcileWithin(ctx context.Context, d Declaration) error {
+	c.answered(ctx)
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		changes, err := Reconcile(ctx, c, d)
 		for _, line := range changes {
