@@ -24,7 +24,7 @@ type ClusterConfig struct {
 	Host      string      // where other nodes connect; default 127.0.0.1
 	Port      int         // of Host
 	Advertise string      // host:port that other nodes are told, if it is not Host and Port
-	Routes    []string    // host:port of every node; its own may be among them
+	Routes    []string    // host:port of every node, its own included or not; not empty
 	TLS       *tls.Config // with RootCAs, ClientCAs and RequireAndVerifyClientCert; see MutualTLS
 }
 
@@ -68,7 +68,10 @@ func (c *ClusterConfig) validate(name string) error {
 	case c.TLS == nil || c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil || c.TLS.RootCAs == nil || len(c.TLS.Certificates) == 0:
 		return errors.New("nodes of a cluster talk over mutual TLS only: a certificate, RootCAs, ClientCAs and RequireAndVerifyClientCert are needed")
 	}
-	for _, r := range append([]string{}, c.Routes...) {
+	if len(c.Routes) == 0 {
+		return errors.New("a node of a cluster needs the routes to the nodes, its own included")
+	}
+	for _, r := range c.Routes {
 		if _, _, err := net.SplitHostPort(r); err != nil {
 			return fmt.Errorf("route %q is no host:port: %w", r, err)
 		}

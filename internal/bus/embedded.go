@@ -125,6 +125,9 @@ func contains(list []subjects.Caller, c subjects.Caller) bool {
 	return false
 }
 
+// Dir is where keys and client files lie.
+func (e *Embedded) Dir() string { return e.dir }
+
 // Login returns the login of a known caller.
 func (e *Embedded) Login(c subjects.Caller) (Login, error) { return ReadLogin(LoginPath(e.dir, c)) }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/nats-io/nats.go"
 )
 
 // Cluster is three nodes in processes of their own, which tests may kill,
@@ -225,10 +226,14 @@ func (c *Cluster) Login(caller subjects.Caller, nodes ...int) bus.Login {
 	return l
 }
 
-// Connect logs a caller in, at one of the nodes given or of all three.
+// Connect logs a caller in: at the first of the nodes given that is there, or
+// at any of the three.
 func (c *Cluster) Connect(caller subjects.Caller, nodes ...int) *bus.Conn {
 	c.t.Helper()
-	conn, err := bus.Connect(Context(c.t), c.Login(caller, nodes...), bus.WithLogger(logger))
+	conn, err := bus.Connect(Context(c.t), c.Login(caller, nodes...), bus.WithLogger(logger), bus.WithNATS(func(o *nats.Options) error {
+		o.NoRandomize = len(nodes) > 0
+		return nil
+	}))
 	if err != nil {
 		c.t.Fatalf("connect %s: %v", caller, err)
 	}
