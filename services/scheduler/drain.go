@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
@@ -121,7 +122,7 @@ func drainStep(s *core.Session, h ids.Host, late bool) (core.Entry, bool) {
 	case core.Asleep, core.Paused, core.Failed:
 		switch {
 		case s.NeedsStop || s.Wake != nil:
-		case s.Dirty && s.Newest == h && s.Host == h:
+		case s.Dirty && s.Newest == h:
 			return core.Entry{Save: &core.Save{Ref: refOf(s), Host: h}}, true
 		case !s.Dirty && s.Host == h:
 			return core.Entry{Move: &core.Move{Session: s.Key, Generation: s.Generation, Host: h}}, true
@@ -193,7 +194,7 @@ func (l *leader) removeHost(ctx context.Context, _ bus.Request, req *schedulerv1
 	if err != nil {
 		return nil, errs.Wrap(op, req.GetHost(), err)
 	}
-	before, undo, err := l.mayRemove(ctx, h)
+	undo, err := l.mayRemove(ctx, h)
 	if err != nil {
 		return nil, errs.Wrap(op, h.String(), err)
 	}
@@ -208,51 +209,51 @@ func (l *leader) removeHost(ctx context.Context, _ bus.Request, req *schedulerv1
 	l.leases.forget(h)
 	l.queue.room()
 	l.tidy.now()
-	reply := &schedulerv1.RemoveHostReply{}
-	for _, was := range before {
-		switch now := l.session(was.Key); {
-		case now == nil || now.Generation != was.Generation || !was.Dirty || was.Newest != h:
-		case now.Manifest == "":
-			reply.Lost = append(reply.Lost, sessionRef(now))
-		default:
-			reply.Rewound = append(reply.Rewound, sessionRef(now))
+	return &schedulerv1.RemoveHostReply{Rewound: l.protoRefs(out.Rewound), Lost: l.protoRefs(out.Lost)}, nil
+}
+
+// protoRefs are references with the tenants that they belong to.
+func (l *leader) protoRefs(refs []core.Ref) (out []*corev1.SessionRef) {
+	for _, r := range refs {
+		if s := l.session(r.Session); s != nil {
+			out = append(out, protoRef(s.Tenant, r))
 		}
 	}
-	return reply, nil
+	return out
 }
 
 // mayRemove refuses to remove a host that holds a lease, which only the leader
 // knows, and has sessions. One that has none is drained, so that it gets none
-// meanwhile; undo ends that. It returns what is on the host.
-func (l *leader) mayRemove(ctx context.Context, h ids.Host) (on []*core.Session, undo func(), err error) {
-	lost, draining, alive := false, false, l.leases.alive(h)
+// meanwhile; undo ends that.
+func (l *leader) mayRemove(ctx context.Context, h ids.Host) (undo func(), err error) {
+	lost, draining, on, alive := false, false, 0, l.leases.alive(h)
 	look := func() {
 		l.rep.View(func(st *core.State) {
 			if rec := st.Host(h); rec != nil {
 				lost, draining = rec.Lost, rec.Draining
 			}
-			on = st.OnHost(h)
+			on = len(st.OnHost(h))
 		})
 	}
 	look()
 	undo = func() {}
-	if alive && !lost && !draining && len(on) == 0 {
+	if alive && !lost && !draining && on == 0 {
 		drain := func(on bool) error {
 			_, err := l.apply(ctx, core.Entry{Drain: &core.Drain{Host: h, On: on}})
 			return err
 		}
 		if err := drain(true); err != nil {
-			return nil, undo, err
+			return undo, err
 		}
 		undo = func() { _ = drain(false) } // else it is seen to be draining
 		look()
 	}
 	switch {
-	case lost || len(on) == 0:
-		return on, undo, nil
+	case lost || on == 0:
+		return undo, nil
 	case alive:
 		undo()
-		return nil, undo, errs.E("remove host", errkind.Refused, "", "it holds a lease and has sessions; drain it first")
+		return undo, errs.Errorf("remove host", errkind.Conflict, "it holds a lease and has %d sessions; drain it first", on)
 	}
-	return nil, undo, errs.E("remove host", errkind.Busy, "", "its lease has just run out; ask again in a moment")
+	return undo, errs.E("remove host", errkind.Busy, "", "its lease has just run out; ask again in a moment")
 }

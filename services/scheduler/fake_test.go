@@ -60,6 +60,7 @@ type fakeHost struct {
 	memory         uint64
 	load           *schedulerv1.HostLoad
 	lease          func() // ends the renewals
+	busyWith       map[string]bool
 }
 
 func newFakeHost(t testing.TB, w *world, boot string) *fakeHost {
@@ -216,7 +217,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	case b == nil || b.running != e && (!b.unsaved || b.epoch != e):
 		h.mu.Unlock()
 		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")
-	case b.recalled || h.busy && !r.GetForce():
+	case b.recalled || (h.busy || h.busyWith[r.GetSession().GetSession()]) && !r.GetForce():
 		b.recalled, b.asked = false, ""
 		h.mu.Unlock()
 		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.Now()}, nil
@@ -299,6 +300,12 @@ func (h *fakeHost) keepLease(t testing.TB) {
 }
 
 func (h *fakeHost) setBusy(b bool) { h.mu.Lock(); defer h.mu.Unlock(); h.busy = b }
+
+func (h *fakeHost) setBusyWith(session string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.busyWith = map[string]bool{session: true}
+}
 
 func (h *fakeHost) await(t testing.TB, method string) {
 	t.Helper()

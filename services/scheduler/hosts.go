@@ -222,13 +222,11 @@ func (l *leader) report(ctx context.Context, r bus.Request, req *schedulerv1.Rep
 	var e core.Entry
 	switch req.GetWhat() {
 	case "exited":
-		var terms core.Terms
-		if s := l.session(ref.Session); s != nil {
-			terms = *s.Terms
-		}
 		reason := req.GetReason()
-		e.Exited = &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason[:min(len(reason), 512)],
-			Candidates: l.candidates([]ids.SessionKey{ref.Session}, terms)}
+		e.Exited = &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason[:min(len(reason), 512)]}
+		if s := l.session(ref.Session); s != nil {
+			e.Exited.Candidates = l.candidates(s, *s.Terms)
+		}
 	case "dropped":
 		e.Dropped = &core.Dropped{Session: ref.Session, Generation: ref.Generation, Host: r.Caller.Host}
 	default:

@@ -159,8 +159,13 @@ func (l *leader) session(keys ...ids.SessionKey) (s *core.Session) {
 // candidates are the hosts that may take a session now, best first, and some
 // that may not, for the plan. One whose wakes fail again and again comes last
 // of those that may.
-func (l *leader) candidates(keys []ids.SessionKey, t core.Terms) (out []core.Candidate) {
-	l.rep.View(func(st *core.State) { out = st.Rank(st.Session(keys...), t, l.leases.facts) })
+func (l *leader) candidates(s *core.Session, t core.Terms) (out []core.Candidate) {
+	l.rep.View(func(st *core.State) {
+		if now := st.Session(s.Key); now != nil {
+			s = now
+		}
+		out = st.Rank(s, t, l.leases.facts)
+	})
 	var fit, sick, no []core.Candidate
 	for _, c := range out {
 		why := l.leases.sick(c.Host)

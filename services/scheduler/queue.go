@@ -296,7 +296,7 @@ func (q *queue) slot() time.Duration {
 func (q *queue) place(ctx context.Context, w *waiter, s *core.Session, expected bool) bool {
 	var c []core.Candidate
 	if s.Wake.Deadline == 0 || s.Wake.Deadline.Std().After(time.Now()) {
-		c = q.l.candidates([]ids.SessionKey{s.Key}, *s.Wake.Terms)
+		c = q.l.candidates(s, *s.Wake.Terms)
 	}
 	out, err := q.l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation, Candidates: c}})
 	if err != nil {

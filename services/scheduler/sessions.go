@@ -31,10 +31,14 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 	defer forget()
 	for {
 		changed, release := l.rep.Changed(l.canonical(o.Keys))
-		if s := l.session(o.Keys...); s == nil || !holds(s) {
+		s := l.session(o.Keys...)
+		if s == nil { // as it would be
+			s = &core.Session{Tenant: o.Actor.Tenant, Key: o.Keys[0], State: core.New, Terms: &o.Terms}
+		}
+		if !holds(s) {
 			l.queue.turn(ctx, o.Terms.Priority)
 		}
-		o.Candidates = l.candidates(o.Keys, o.Terms)
+		o.Candidates = l.candidates(s, o.Terms)
 		out, err := l.apply(ctx, core.Entry{Open: o})
 		if err == nil && !out.Wait {
 			release()

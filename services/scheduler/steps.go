@@ -52,7 +52,7 @@ func (l *leader) settle(ctx context.Context, a core.Answer) (core.Entry, core.Ou
 	if now != nil && now.Wake != nil {
 		terms = now.Wake.Terms
 	}
-	e, ok := core.After(now, a, l.tries(a.Session), l.candidates([]ids.SessionKey{a.Session.Key}, *terms))
+	e, ok := core.After(now, a, l.tries(a.Session), l.candidates(a.Session, *terms))
 	if !ok {
 		return e, core.Outcome{}, nil
 	}
@@ -159,7 +159,7 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 	if s.Wake != nil {
 		terms = s.Wake.Terms
 	}
-	if e, ok := core.Before(s, core.At(time.Now()), why, unsaved, l.candidates([]ids.SessionKey{s.Key}, *terms)); ok {
+	if e, ok := core.Before(s, core.At(time.Now()), why, unsaved, l.candidates(s, *terms)); ok {
 		_, err := l.apply(ctx, e)
 		return err
 	}
