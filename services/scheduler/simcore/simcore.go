@@ -141,4 +141,14 @@ var (
 	After     = core.After
 	Before    = core.Before
 	Refused   = core.Refused
+
+	DecodeEntry = core.DecodeEntry
+)
+
+// A cell for measurements.
+var (
+	Fill     = core.Fill
+	FillHost = core.FillHost
+	FillKey  = core.FillKey
+	FillOpen = core.FillOpen
 )

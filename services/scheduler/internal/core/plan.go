@@ -54,9 +54,8 @@ func (s *State) plan(q *query, named []Candidate) (Plan, string) {
 			continue
 		}
 		row := PlanRow{Host: c.Host, Ranks: c.Ranks, Refused: c.Refused}
-		if row.Refused == "" && p.Host == "" {
-			v := q.check(r)
-			row.Refused, sort = q.why(r, v), noRoom
+		if row.Refused == "" {
+			row.Refused, sort = q.why(r, q.check(r)), noRoom
 		}
 		p.Rows = append(p.Rows, row)
 		switch {

@@ -92,16 +92,23 @@ func (m *model) headsMoveWithReason(t *rapid.T, before *State, e Entry) {
 }
 
 // unsavedFilesStay: a session leaves its host only when all that it ever
-// acknowledged is in its manifest.
+// acknowledged is in its manifest, or its newest disk is known to be on a host
+// that is lost, or was given up with its host.
 func (m *model) unsavedFilesStay(t *rapid.T, before *State, e Entry) {
 	for _, s := range m.s.Sessions() {
 		old := before.Session(s.Key)
-		if old == nil || old.Generation != s.Generation || old.Host == "" || old.Host == s.Host {
+		if old == nil || old.Generation != s.Generation || old.Host == "" || old.Host == s.Host || e.RemoveHost != nil {
 			continue
 		}
-		saved := !old.bound()
-		if old.State == Active || old.State == Sleeping {
-			saved = e.Slept != nil && e.Slept.Manifest.ID != "" && e.Slept.Manifest.ID == s.Manifest
+		saved := !old.bound() || old.Terms.Ephemeral
+		switch {
+		case old.State == Active || old.State == Sleeping:
+			saved = e.Slept != nil && e.Slept.Manifest.ID != "" && e.Slept.Manifest.ID == s.Manifest ||
+				old.Sleep != nil && old.Sleep.Save && old.Newest == s.Newest
+		case old.Dirty && s.Host != s.Newest: // to be woken from the store
+			saved = s.Manifest != "" && m.s.lost(s.Newest) && s.Newest == old.Newest
+		case old.Dirty:
+			saved = s.Newest == old.Newest
 		}
 		if !saved {
 			t.Fatalf("files are left on %s: %+v, now on %s", old.Host, old, s.Host)
@@ -129,6 +136,15 @@ func (m *model) noteHolders(before *State, e Entry, out Outcome) {
 		if s.Host != "" && !slices.Contains(d.held, s.Host) {
 			d.held = append(d.held, s.Host)
 		}
+	}
+	if out.Refused == nil && e.RemoveHost != nil {
+		for _, d := range m.disks {
+			d.held = slices.DeleteFunc(d.held, func(h ids.Host) bool { return h == e.RemoveHost.Host })
+		}
+	}
+	if out.Refused == nil && e.Dropped != nil {
+		d := m.disk(out.Session.Key, e.Dropped.Generation)
+		d.held = slices.DeleteFunc(d.held, func(h ids.Host) bool { return h == e.Dropped.Host })
 	}
 	if e.Removed == nil || !e.Removed.Erased || out.Refused != nil {
 		return

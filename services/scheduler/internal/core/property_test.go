@@ -27,13 +27,16 @@ type model struct {
 	ids     map[string]bool
 	out     uint64
 	disks   map[disk]*diskModel
+	owners  map[ids.SessionKey]map[ids.Epoch]ids.Host
+	drains  map[ids.Host]bool // under way, and not told to be over
 }
 
 // TestInvariants applies random entries, stale ones among them.
 func TestInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{s: NewState(), now: 1, epochs: map[ids.SessionKey]ids.Epoch{}, gens: map[ids.SessionKey]ids.Generation{},
-			revs: map[ids.SessionKey]uint64{}, ids: map[string]bool{}, disks: map[disk]*diskModel{}}
+			revs: map[ids.SessionKey]uint64{}, ids: map[string]bool{}, disks: map[disk]*diskModel{},
+			owners: map[ids.SessionKey]map[ids.Epoch]ids.Host{}, drains: map[ids.Host]bool{}}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m.step(t)
 		}
@@ -57,16 +60,23 @@ func (m *model) step(t *rapid.T) {
 	m.index += uint64(rapid.IntRange(1, 3).Draw(t, "gap"))
 	m.log, m.indexes = append(m.log, e), append(m.indexes, m.index)
 	out := m.s.Apply(m.index, e)
+	m.twinAgrees(t, before, e)
 	m.transitionsAreDeclared(t, before, e)
 	m.staleRefsAreRefused(t, before, e, out)
 	m.epochsGrow(t)
 	m.headsMoveWithReason(t, before, e)
 	m.unsavedFilesStay(t, before, e)
 	m.restoresAreSound(t)
+	m.unsavedIsNotForgotten(t, before, e)
+	m.oneOwnerPerEpoch(t)
+	m.leftIsSound(t)
+	m.removedIsGone(t)
 	m.noteHolders(before, e, out)
+	m.drainedIsToldOnce(t)
 	m.eventsAreInOrder(t)
 	m.nothingIsOvercommitted(t)
 	m.noWaiterIsStuck(t)
+	m.nothingRestsUndone(t)
 	if out.Refused != nil && (e.Delete == nil || e.Delete.Expire == nil) {
 		before.Index = m.s.Index
 		if !bytes.Equal(dump(t, before), dump(t, m.s)) {
@@ -86,19 +96,19 @@ func (m *model) draw(t *rapid.T) Entry {
 	if rapid.Bool().Draw(t, "alias") {
 		keys = append(keys, key+"2")
 	}
-	alive := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h1", "h2"}, {"h2"}}).Draw(t, "alive")
-	host := ids.Host(rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "host"))
+	alive := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h1", "h2"}, {"h2"}, {"h3", "h1"}}).Draw(t, "alive")
+	host := ids.Host(rapid.SampledFrom([]string{"h1", "h2", "h3"}).Draw(t, "host"))
 	req := ids.RequestID(rapid.SampledFrom([]string{"", "r1", "r2", "r3", "r4", "r5", "r6"}).Draw(t, "request"))
 	ref := m.ref(t, key)
 	man := ManifestInfo{ID: rapid.SampledFrom([]string{"", "m1", "m2", "m3"}).Draw(t, "manifest"), Parent: rapid.SampledFrom([]string{"", "m1", "m2"}).Draw(t, "parent")}
 	if s := m.s.Session(key); s != nil && rapid.Bool().Draw(t, "right parent") {
 		man.Parent = s.Manifest
 	}
-	hosts := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h2"}, {"h1", "h2"}}).Draw(t, "hosts")
-	switch rapid.IntRange(0, 20).Draw(t, "verb") {
+	hosts := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h2"}, {"h1", "h2"}, {"h1", "h2", "h3"}}).Draw(t, "hosts")
+	switch rapid.IntRange(0, 23).Draw(t, "verb") {
 	case 0, 1, 2, 3:
 		return Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Idle: time.Second, Retention: time.Hour,
-			Limits: Limits{MemoryBytes: 400}, Ephemeral: key == "c"}, Request: req, Keys: keys, Candidates: named(alive...), Alive: alive,
+			Limits: Limits{MemoryBytes: 400}, Ephemeral: key == "c", Plan: "p", MaxAwake: rapid.SampledFrom([]uint32{0, 1, 2}).Draw(t, "max awake")}, Request: req, Keys: keys, Candidates: named(alive...), Alive: alive,
 			StoredAt: m.now - Time(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "stored")), Deadline: m.now.Add(30 * time.Second)}}
 	case 4:
 		return Entry{Place: &Place{Session: key, Generation: ref.Generation, Candidates: named(alive...), Alive: alive}}
@@ -107,7 +117,7 @@ func (m *model) draw(t *rapid.T) Entry {
 	case 8:
 		return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: Failure{rapid.SampledFrom([]errkind.Kind{errkind.Internal, errkind.NoCapacity}).Draw(t, "kind"), "x"}, Retry: rapid.Bool().Draw(t, "retry"), Candidates: named(alive...), Alive: alive}}
 	case 9, 10:
-		return Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: keys, Request: req, Reason: rapid.SampledFrom([]string{"idle", "close", ReasonPause}).Draw(t, "reason")}}
+		return Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: keys, Request: req, Reason: rapid.SampledFrom([]string{"idle", "close", ReasonPause, ReasonDrain}).Draw(t, "reason"), Force: rapid.Bool().Draw(t, "force")}}
 	case 11, 12:
 		return Entry{Slept: &Slept{Ref: ref, Manifest: man, Candidates: named(alive...), Alive: alive}}
 	case 13:
@@ -126,9 +136,11 @@ func (m *model) draw(t *rapid.T) Entry {
 		return m.drawCommit(t, key, ref, man)
 	case 19:
 		return m.drawRestore(t, key, ref)
+	case 20, 21:
+		return m.drawFleet(t, key, ref, host)
 	}
 	return rapid.SampledFrom([]Entry{
-		{HostLost: &HostLost{Host: host, Boot: "b1"}}, {Tick: &Tick{Elapsed: 5 * time.Minute}},
+		{HostLost: &HostLost{Host: host, Boot: "b1", Until: m.now.Add(time.Minute)}}, {Tick: &Tick{Elapsed: 5 * time.Minute}},
 		{Trim: &Trim{Upto: m.s.OutSeq}}, {Incarnate: &Incarnate{}}, {Drain: &Drain{Host: host, On: rapid.Bool().Draw(t, "on")}},
 		{Delete: &Delete{Tenant: "acme", Keys: keys, Expire: &Expire{Generation: ref.Generation, Notice: time.Minute, MaxPerHour: 2}}},
 	}).Draw(t, "control")
@@ -204,6 +216,8 @@ func (m *model) staleRefsAreRefused(t *rapid.T, before *State, e Entry, out Outc
 		r = &e.Exited.Ref
 	case e.SleepRefused != nil:
 		r = &e.SleepRefused.Ref
+	case e.Save != nil:
+		r = &e.Save.Ref
 	default:
 		return
 	}
@@ -225,7 +239,7 @@ func (m *model) epochsGrow(t *rapid.T) {
 		if s.State == Waking && (s.Host == "" || s.Epoch.IsZero() || s.Wake == nil) {
 			t.Fatalf("waking without an owner: %+v", s)
 		}
-		if !s.Fresh() && s.Host == "" {
+		if !s.Fresh() && s.Host == "" && s.Manifest == "" && s.State != Failed && s.State != Deleting {
 			t.Fatalf("a disk without a host: %+v", s)
 		}
 	}
@@ -262,20 +276,39 @@ func (m *model) eventsAreInOrder(t *rapid.T) {
 }
 
 func (m *model) nothingIsOvercommitted(t *rapid.T) {
-	want := map[ids.Host]uint64{}
+	want, awake := map[ids.Host]*Usage{}, 0
+	at := func(h ids.Host) *Usage {
+		if want[h] == nil {
+			want[h] = &Usage{}
+		}
+		return want[h]
+	}
 	for _, s := range m.s.Sessions() {
+		if s.Host != "" {
+			at(s.Host).Sessions++
+		}
+		if s.Newest != "" {
+			at(s.Newest).Unsaved++
+		}
 		if s.holds() {
-			want[s.Host] += s.Terms.Limits.MemoryBytes
+			at(s.Host).Held++
+			at(s.Host).MemoryBytes += s.Terms.Limits.MemoryBytes
+			awake++
 		}
 		for _, l := range s.Left {
-			want[l.Host] += l.Limits.MemoryBytes
+			at(l.Host).Held++
+			at(l.Host).MemoryBytes += l.Limits.MemoryBytes
 		}
 	}
 	for _, h := range m.s.Hosts() {
 		u := m.s.Usage(h.ID)
-		if u.MemoryBytes != want[h.ID] || u.MemoryBytes > h.Capacity.MemoryBytes {
-			t.Fatalf("host %s: %d accounted, %d held, %d there", h.ID, u.MemoryBytes, want[h.ID], h.Capacity.MemoryBytes)
+		if u != *at(h.ID) || u.MemoryBytes > h.Capacity.MemoryBytes {
+			t.Fatalf("host %s: %+v accounted, %+v held, %d there", h.ID, u, *at(h.ID), h.Capacity.MemoryBytes)
 		}
+		delete(want, h.ID)
+	}
+	if len(want) > 0 || m.s.Awake("acme", "p") != awake {
+		t.Fatalf("%d awake, %d accounted; on unknown hosts %v", awake, m.s.Awake("acme", "p"), want)
 	}
 }
 

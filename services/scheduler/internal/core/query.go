@@ -32,6 +32,7 @@ type query struct {
 	v    int      // format of the entry that asks
 	only ids.Host // alone may wake it; empty: any may
 	full bool     // no host but the holders may be added
+	own  bool     // it may hold something of a host
 }
 
 func newQuery(s *State, sess *Session, t *Terms, v int) query {
@@ -39,7 +40,7 @@ func newQuery(s *State, sess *Session, t *Terms, v int) query {
 	if sess == nil {
 		return q
 	}
-	q.full = len(sess.Holders) >= MaxHolders
+	q.full, q.own = len(sess.Holders) >= MaxHolders, len(sess.Left) > 0 || sess.holds()
 	switch {
 	case v >= handoffSince && sess.Dirty:
 		if sess.Manifest == "" || !s.lost(sess.Newest) {
@@ -52,11 +53,11 @@ func newQuery(s *State, sess *Session, t *Terms, v int) query {
 }
 
 // used is what others hold of the host: the session's own share is free to it.
-func (q *query) used(r *hostRec) Usage {
-	u := r.u
-	if q.sess == nil {
-		return u
+func (q *query) used(r *hostRec) *Usage {
+	if !q.own || q.sess.Host != r.id && !q.sess.leftOn(r.id) {
+		return &r.u
 	}
+	u := r.u
 	if q.sess.Host == r.id && q.sess.holds() {
 		u.add(q.sess.Terms.Limits, -1)
 	}
@@ -65,7 +66,7 @@ func (q *query) used(r *hostRec) Usage {
 			u.add(l.Limits, -1)
 		}
 	}
-	return u
+	return &u
 }
 
 // check says whether a host may take the session.

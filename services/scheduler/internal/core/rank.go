@@ -82,6 +82,10 @@ func (k *ranker) look(r *hostRec, i uint64) {
 		}
 		return
 	}
+	c := ranked{r: r, cost: k.cost(r, i)}
+	if k.n == MaxCandidates && c.cost >= k.best[k.n-1].cost {
+		return // whatever the leader knows of it, eight others are better
+	}
 	f := k.facts(r.id)
 	switch {
 	case !f.Alive:
@@ -91,7 +95,16 @@ func (k *ranker) look(r *hostRec, i uint64) {
 		k.refuse(r, "is not well: "+f.Unhealthy)
 		return
 	}
-	k.keep(k.cost(r, f, i))
+	if k.noImage(f) {
+		c.cost |= costImage
+	}
+	if f.Warm != nil {
+		c.warm = f.Warm(k.q.t.Template)
+	}
+	if c.warm == 0 {
+		c.cost |= costWarm
+	}
+	k.keep(c)
 }
 
 // refuse lists a host for the plan; the one that has the disk comes first.
@@ -124,26 +137,35 @@ func (k *ranker) disk(r *hostRec) int {
 	return diskAway
 }
 
-func (k *ranker) cost(r *hostRec, f HostFacts, i uint64) ranked {
-	c := ranked{r: r, cost: uint64(k.disk(r))}
-	ref := k.q.t.Image
-	if k.q.sess != nil && k.q.sess.ImageDigest != "" {
-		ref = k.q.sess.ImageDigest
+// A cost has, from its highest bit on: how far the disk is, no image, no warm
+// one, how many beside it (10 bits), the load (5 bits), a lot (32 bits).
+const (
+	costImage = 1 << 48
+	costWarm  = 1 << 47
+	costDisk  = 49
+)
+
+// cost is that of a host with the image and a warm sandbox.
+func (k *ranker) cost(r *hostRec, i uint64) uint64 {
+	c := uint64(k.disk(r)) << costDisk
+	c |= uint64(min(k.beside(r), 1<<10-1)) << 37
+	c |= k.load(r, 31) << 32
+	return c | mix(k.draw^i)>>32
+}
+
+func (k *ranker) noImage(f HostFacts) bool {
+	if f.Images == nil {
+		return true
 	}
-	c.cost = c.cost<<1 | bit(ref == "" || f.Images == nil || !f.Images(ref) && !f.Images(k.q.t.Image))
-	if f.Warm != nil {
-		c.warm = f.Warm(k.q.t.Template)
+	if k.q.sess != nil && k.q.sess.ImageDigest != "" && f.Images(k.q.sess.ImageDigest) {
+		return false
 	}
-	c.cost = c.cost<<1 | bit(c.warm == 0)
-	c.cost = c.cost<<10 | uint64(min(k.beside(r), 1<<10-1))
-	c.cost = c.cost<<5 | k.load(r, 31)
-	c.cost = c.cost<<32 | mix(k.draw^i)>>32
-	return c
+	return k.q.t.Image == "" || !f.Images(k.q.t.Image)
 }
 
 // beside is how many awake sessions of the tenant and plan a host has.
 func (k *ranker) beside(r *hostRec) int {
-	if k.group == nil {
+	if k.group == nil || len(k.group.on) == 0 {
 		return 0
 	}
 	return k.group.on[r]
@@ -151,8 +173,8 @@ func (k *ranker) beside(r *hostRec) int {
 
 // load is how full a host's memory would be, as a part of whole.
 func (k *ranker) load(r *hostRec, whole uint64) uint64 {
-	part := float64(k.q.used(r).MemoryBytes+k.q.t.Limits.MemoryBytes) / float64(max(r.h.Capacity.MemoryBytes, 1))
-	return min(uint64(part*float64(whole)), whole)
+	used, capacity := k.q.used(r).MemoryBytes>>20+k.q.t.Limits.MemoryBytes>>20, max(r.h.Capacity.MemoryBytes>>20, 1)
+	return min(used*whole/capacity, whole)
 }
 
 // keep keeps the best, in order.
@@ -176,7 +198,7 @@ func (k *ranker) ranks(c *ranked) (out []string) {
 	case diskHeld:
 		out = append(out, "had the disk")
 	}
-	if c.cost>>48&1 == 0 {
+	if c.cost&costImage == 0 {
 		out = append(out, "image")
 	}
 	if c.warm > 0 {
@@ -186,13 +208,6 @@ func (k *ranker) ranks(c *ranked) (out []string) {
 		out = append(out, fmt.Sprintf("%d of this plan awake", k.beside(c.r)))
 	}
 	return append(out, fmt.Sprintf("memory %d%% used", k.load(c.r, 100)))
-}
-
-func bit(no bool) uint64 {
-	if no {
-		return 1
-	}
-	return 0
 }
 
 // fnv is FNV-1a.

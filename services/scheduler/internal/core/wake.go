@@ -43,6 +43,9 @@ func (x *tx) woke(w *Woke) Outcome {
 	}
 	s.RenewedAt = x.now
 	wake, from := *s.Wake, s.From
+	if from == s.Host { // it is back where it was
+		from = ""
+	}
 	s.Wake = nil
 	x.emit(s, Activated, func(e *Event) {
 		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
