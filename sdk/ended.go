@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -107,14 +108,14 @@ func ended(name string, b *schedulerv1.Event) *EndedError {
 	case "displaced":
 		d := b.GetDisplaced()
 		end.Host, end.Handoff = d.GetHost(), d.GetHandoff()
-		end.Reason = "host " + or(d.GetHost(), "(unknown)") + " lost the session"
-		if d.GetReason() != "" {
-			end.Reason += " (" + d.GetReason() + ")"
+		end.Reason = or(d.GetReason(), "it lost the session")
+		if !strings.Contains(end.Reason, end.Host) {
+			end.Reason = "host " + end.Host + ": " + end.Reason
 		}
 		if end.Handoff {
-			end.Reason += "; it is handed over to another host"
+			end.Reason += "; the session is handed over to another host"
 		} else {
-			end.Reason += "; open it again to wake it"
+			end.Reason += "; open the session again to wake it"
 		}
 	case "asleep":
 		end.Host, end.Reason = b.GetAsleep().GetHost(), "the session fell asleep ("+or(b.GetAsleep().GetReason(), "no reason")+"); open it again to wake it"

@@ -145,12 +145,14 @@ func unsavedSentence(x showOut) string {
 	return "What was written after snapshot " + x.Manifest + " is on " + host + " alone: it wakes there, or, once that host is lost, elsewhere as of the snapshot."
 }
 
-// slowest is the step of a wake that took longest and has no part that is listed too.
+// slowest is the step of a wake that took longest, without those that mostly wait for another step
+// that is listed too.
 func slowest(t timingOut) (best stepOut, ok bool) {
 	for _, s := range t.Steps {
 		whole := false
 		for _, o := range t.Steps {
-			whole = whole || strings.HasPrefix(o.Name, s.Name+".")
+			within := o.StartMS >= s.StartMS && o.StartMS+o.TookMS <= s.StartMS+s.TookMS && o.TookMS < s.TookMS
+			whole = whole || within && o.TookMS*2 > s.TookMS
 		}
 		if !whole && (!ok || s.TookMS > best.TookMS) {
 			best, ok = s, true
@@ -170,7 +172,7 @@ func (a *app) renderExplain(x explainOut) {
 	}
 	a.renderWake(x.showOut)
 	if x.Now != nil {
-		fmt.Fprintln(a.stdout, "\na wake now")
+		fmt.Fprintln(a.stdout, map[bool]string{false: "\na wake now", true: "\nif it had to wake now"}[x.State == "active"])
 		a.renderPlan(*x.Now)
 	}
 }

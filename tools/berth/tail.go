@@ -204,7 +204,10 @@ func schedulerText(b *schedulerv1.Event) string {
 	case *schedulerv1.Event_Asleep:
 		return d.Asleep.GetReason() + ", manifest " + or(d.Asleep.GetManifest(), "none")
 	case *schedulerv1.Event_Displaced:
-		text := "from " + d.Displaced.GetHost() + ": " + d.Displaced.GetReason()
+		text := d.Displaced.GetReason()
+		if !strings.Contains(text, d.Displaced.GetHost()) {
+			text = "from " + d.Displaced.GetHost() + ": " + text
+		}
 		if d.Displaced.GetHandoff() {
 			text += "; it is handed over"
 		}
