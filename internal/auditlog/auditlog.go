@@ -78,7 +78,9 @@ func (l *Log) publish(r record) (bus.Future, error) {
 func (l *Log) settle(r record) {
 	ctx, cancel := context.WithDeadline(l.ctx, r.at.Add(patience))
 	defer cancel()
-	for {
+	// Without a pause at first: of the many that failed while the stream had no
+	// leader only the first has to wait for the next one.
+	for wait := time.Duration(0); ; wait = pause {
 		if r.err == nil {
 			_, r.err = r.sent.Wait(ctx)
 		}
@@ -89,7 +91,7 @@ func (l *Log) settle(r record) {
 		case <-ctx.Done():
 			l.log.Error("audit record not written", "subject", r.subject, "id", r.id, "error", r.err)
 			return
-		case <-time.After(pause):
+		case <-time.After(wait):
 		}
 		r.sent, r.err = l.publish(r)
 	}
