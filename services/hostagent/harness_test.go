@@ -43,6 +43,8 @@ type rig struct {
 	drv   driver.Driver // nil: the one that cfg names
 	disks disks         // nil: as the driver needs
 	load  Loader
+	clock *movedClock   // of the lease; nil: the machine's
+	noted *notes        // what was refused
 	alive chan struct{} // closed when the process that serves is dead; nil if it is this one
 	run   *running
 	ask   *bus.Conn // svc-scheduler
@@ -82,6 +84,11 @@ func (r *rig) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	if r.clock != nil {
+		h.lease.now = r.clock.now
+	}
+	r.noted = &notes{}
+	h.meters.noted = r.noted.add
 	if r.drv != nil {
 		h.drv, h.caps, h.bare = r.drv, r.drv.Capabilities(), false
 	}
@@ -226,7 +233,14 @@ type fakeScheduler struct {
 	partial bool // answers without the end of the list
 	lease   time.Duration
 	// refuse makes the next commits fail.
-	refuse int
+	refuse  int
+	commits int
+	stale   []*corev1.SessionRef
+	load    *schedulerv1.HostLoad
+	// unknown: it does not know this boot's lease until it joins again.
+	unknown bool
+	// slow, if set, holds up the answers to renewals until it is closed.
+	slow chan struct{}
 }
 
 func newFakeScheduler(t *testing.T, c *bus.Conn) *fakeScheduler {
@@ -251,29 +265,41 @@ func (f *fakeScheduler) silent() error {
 	return nil
 }
 
-func (f *fakeScheduler) join(_ context.Context, _ bus.Request, _ *schedulerv1.JoinRequest) (*schedulerv1.JoinReply, error) {
+func (f *fakeScheduler) join(_ context.Context, _ bus.Request, req *schedulerv1.JoinRequest) (*schedulerv1.JoinReply, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.silent(); err != nil {
 		return nil, err
 	}
 	f.joins++
-	out := &schedulerv1.JoinReply{Lease: durationpb.New(f.lease), Complete: !f.partial, Erased: f.erased}
+	f.unknown, f.load = false, req.GetLoad()
+	out := &schedulerv1.JoinReply{Lease: durationpb.New(f.lease), Complete: !f.partial, Erased: f.erased, Stale: f.stale}
 	for _, o := range f.owned {
 		out.Owned = append(out.Owned, proto.Clone(o).(*schedulerv1.OwnedSession))
 	}
 	return out, nil
 }
 
-func (f *fakeScheduler) renew(context.Context, bus.Request, *schedulerv1.LeaseRequest) (*schedulerv1.LeaseReply, error) {
+func (f *fakeScheduler) renew(_ context.Context, _ bus.Request, req *schedulerv1.LeaseRequest) (*schedulerv1.LeaseReply, error) {
+	f.mu.Lock()
+	slow := f.slow
+	f.mu.Unlock()
+	if slow != nil {
+		<-slow
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.load = req.GetLoad()
+	if f.unknown {
+		return nil, errs.E("lease", errkind.StaleEpoch, "", "another boot")
+	}
 	return &schedulerv1.LeaseReply{Lease: durationpb.New(f.lease)}, f.silent()
 }
 
 func (f *fakeScheduler) commit(_ context.Context, _ bus.Request, req *schedulerv1.CommitManifestRequest) (*schedulerv1.CommitManifestReply, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.commits++
 	if f.refuse > 0 {
 		f.refuse--
 		return nil, errs.E("commit", errkind.Conflict, "", "it was asked to fail")
@@ -294,6 +320,9 @@ func (f *fakeScheduler) report(_ context.Context, _ bus.Request, req *schedulerv
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reports = append(f.reports, req)
+	if req.GetWhat() == "dropped" {
+		return &schedulerv1.ReportReply{}, nil
+	}
 	if o := f.owned[req.GetSession().GetSession()]; o != nil && proto.Equal(o.GetSession(), req.GetSession()) {
 		o.State = corev1.State_STATE_ASLEEP
 	}

@@ -83,7 +83,11 @@ func (s *session) sleep(o *operation) (proto.Message, error) {
 					return err
 				}
 			}
-			return step.do(ctx)
+			err := step.do(ctx)
+			if err == nil && h.steps.Fault != nil {
+				err = h.steps.Fault(step.name)
+			}
+			return err
 		})
 	}
 	h.meters.sleep(time.Since(began), t.err)
@@ -111,13 +115,22 @@ func (s *session) sleepTable(o *operation, r *saver.Result) []sleepStep {
 				err = h.storeReady(ctx)
 			}
 			if err == nil {
-				*r, err = h.saves.Seal(ctx, h.saving(o.rec))
+				*r, err = h.saves.Seal(ctx, h.sealing(o))
 			} else {
 				err = errors.Join(err, h.disks.Detach(ctx, o.diskKey()))
 			}
 			return s.kept(o, err)
 		}},
 	}
+}
+
+// sealing names the disk of a sleep.
+func (h *host) sealing(o *operation) saver.Session {
+	on := h.saving(o.rec)
+	if req, ok := o.req.(*hostv1.SleepRequest); ok {
+		on.Head = req.GetParent()
+	}
+	return on
 }
 
 // idle reports whether it is a sleep that nobody forces, of a session whose compute is there.

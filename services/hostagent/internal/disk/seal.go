@@ -20,7 +20,7 @@ import (
 // where there is nothing to save: the disk is clean (ID is the head), or a manifest of exactly this
 // state is pending (commit that one), or the session is ephemeral (no ID). The record stays dirty
 // until CommitHead, so nothing is lost if no manifest is ever committed. A shot that was not proposed
-// yet is lost. Idempotent for the same epoch. A dirty disk at rest may be sealed in a later epoch than the
+// yet is lost. Idempotent for the same epoch. A disk at rest may be sealed in a later epoch than the
 // one that it was attached for: the session rests since, and this is its newest disk. Kinds: NotFound, StaleEpoch, Busy, Conflict (a
 // manifest of an earlier state is pending: CommitHead or Withdraw it), NoCapacity.
 func (s *Store) SealShot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, *Manifest, error) {
@@ -58,7 +58,7 @@ func (s *Store) SealShot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, *M
 // sealable refuses every epoch but the one that the disk was attached for. A session that was
 // active but wrote nothing has not been activated here: the disk is its epoch's all the same.
 func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error) {
-	if rec.State == Dirty && rec.Attached.Compare(epoch) < 0 && !s.isActive(rec.Key()) {
+	if rec.State != Blank && rec.Attached.Compare(epoch) < 0 && !s.isActive(rec.Key()) {
 		return rec, nil // the record goes on to say which epochs it stands for, in case this is not committed
 	}
 	if rec.Attached != epoch {

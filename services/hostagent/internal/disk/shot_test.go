@@ -212,7 +212,7 @@ func TestSleepIsSavedOnceAndWakes(t *testing.T) {
 		if err != nil || sh != nil || m.ID != "m1" {
 			t.Errorf("nothing was written: %v, %v, %v", sh, m, err)
 		}
-		_, _, err = s.SealShot(t.Context(), key(1), ep(9))
+		_, _, err = s.SealShot(t.Context(), key(1), ep(1))
 		wantKind(t, err, errkind.StaleEpoch)
 	})
 }

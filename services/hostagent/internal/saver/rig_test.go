@@ -36,6 +36,8 @@ type world struct {
 	sched  *heads
 	at     func(step string) error // fails where this life of the host is to end
 	saver  *Saver
+	check  func(place string) error // the lease; nil: it holds
+	first  string                   // a snapshot that was the head
 }
 
 // heads is scheduler's compare-and-swap of one session.
@@ -102,8 +104,13 @@ func (w *world) begin() {
 	}
 	depot := archive.Open(w.bucket, archive.Options{Fault: fault, Attempts: 1})
 	w.saver = New(killable{w.disks, fault}, depot, Outside{
-		Key:   func(context.Context, Session) (archive.Key, error) { return archive.Key{7}, fault("key") },
-		Check: func(string) error { return nil },
+		Key: func(context.Context, Session) (archive.Key, error) { return archive.Key{7}, fault("key") },
+		Check: func(place string) error {
+			if w.check != nil {
+				return w.check(place)
+			}
+			return nil
+		},
 		Commit: func(_ context.Context, on Session, m archive.Info) error {
 			if err := fault("commit"); err != nil {
 				return err

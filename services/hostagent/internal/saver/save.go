@@ -195,8 +195,10 @@ func (s *Saver) settle(ctx context.Context, on Session) error {
 	}
 	p := rec.Pending
 	switch {
-	case p.ID == "" || p.Sealed: // a sealed one is what SealShot answers with
+	case p.ID == "" || p.Sealed && p.Epoch == on.Epoch: // a sealed one is what SealShot answers with
 		return nil
+	case p.Sealed && p.ID == on.Head:
+		return s.disks.CommitHead(on.Key, p.ID)
 	case p.Epoch != on.Epoch:
 		return s.disks.Withdraw(on.Key, p.ID) // nobody can commit it any more
 	}

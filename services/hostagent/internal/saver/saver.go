@@ -38,6 +38,8 @@ type Session struct {
 	Unflushed bool
 	// Keep says which snapshots stay when a new one is made.
 	Keep archive.Keep
+	// Head of the session's manifests, where an epoch is sealed that is not the one that wrote.
+	Head string
 }
 
 // Disk names the disk in the store.
