@@ -221,15 +221,32 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 		return err
 	}
 	a := core.Answer{Kind: core.HostDelete, Session: s}
-	if s.Host != "" && l.leases.alive(s.Host) {
-		if err := l.hostDelete(dctx, s.Host, s.Tenant, ref); err != nil {
+	at := s.Host
+	if at != "" && l.leases.alive(at) {
+		a.Hosts = []ids.Host{at}
+	} else if at == "" && len(s.Holders) == 0 && s.Manifest != "" {
+		at = l.anyHost() // no host has its disk, but the store has its snapshots
+	}
+	if at != "" && l.leases.alive(at) {
+		if err := l.hostDelete(dctx, at, s.Tenant, ref); err != nil {
 			return err
 		}
-		a.Hosts = []ids.Host{s.Host}
 	}
 	_, _, err = l.settle(ctx, a)
 	l.tidy.now() // on the hosts that had it before
 	return err
+}
+
+// anyHost is the first host that holds a lease, empty if none does.
+func (l *leader) anyHost() (h ids.Host) {
+	l.rep.View(func(st *core.State) {
+		for _, rec := range st.Hosts() {
+			if h == "" && l.leases.alive(rec.ID) {
+				h = rec.ID
+			}
+		}
+	})
+	return h
 }
 
 func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) error {
