@@ -54,7 +54,8 @@ func newAgent(m *machine) *agent {
 	a := &agent{w: m.w, m: m, boot: fmt.Sprintf("%s-%d", m.id, m.boots), sessions: map[ids.SessionKey]*sess{}, lost: true}
 	for _, k := range sortedKeys(m.inv) {
 		rec := m.inv[k]
-		a.sessions[k] = &sess{key: k, st: rec.st, inv: rec}
+		st := host.State{Phase: rec.st.Phase, Generation: rec.st.Generation, Epoch: rec.st.Epoch, Spent: rec.st.Spent, Slept: rec.st.Slept, LastActivity: rec.st.LastActivity}
+		a.sessions[k] = &sess{key: k, st: st, inv: rec}
 	}
 	s := m.agent.serve
 	s["wake"], s["sleep"], s["delete"], s["activity"], s["box"] = a.rpcWake, a.rpcSleep, a.rpcDelete, a.rpcActivity, a.rpcBox

@@ -280,15 +280,30 @@ func (l *leader) stepDelete(t *task, c *ctx, s *sched.Session) error {
 	if _, err := ask[struct{}](t, dc, "credentials", "revoke", revokeReq{tenant: s.Tenant, ref: refOf(s)}); err != nil {
 		return err
 	}
-	if s.Host != "" && l.alive(s.Host) {
-		if err := l.hostDelete(t, dc, s.Host, s.Tenant, refOf(s)); err != nil {
+	at := s.Host
+	if at != "" && l.alive(at) {
+		a.Hosts = []ids.Host{at}
+	} else if at == "" && len(s.Holders) == 0 && s.Manifest != "" {
+		at = l.anyHost() // no host has its disk, but the store has its snapshots
+		l.w.cov.hit("delete of a session without a host")
+	}
+	if at != "" && l.alive(at) {
+		if err := l.hostDelete(t, dc, at, s.Tenant, refOf(s)); err != nil {
 			return err
 		}
-		a.Hosts = []ids.Host{s.Host}
 	}
 	_, _, err := l.follow(t, c, a, nil)
 	l.erase.fire(l.w)
 	return err
+}
+
+func (l *leader) anyHost() ids.Host {
+	for _, h := range l.st().Hosts() {
+		if l.alive(h.ID) {
+			return h.ID
+		}
+	}
+	return ""
 }
 
 func (l *leader) hostDelete(t *task, c *ctx, h ids.Host, tenant ids.Tenant, ref sched.Ref) error {

@@ -17,7 +17,7 @@ type faults struct {
 // fault kinds; a seed has a part of them.
 var faultKinds = []string{"agent crash", "agent pause", "power cut", "host dead for good", "suspend", "clock jump", "partition", "isolate host",
 	"pool full", "store away", "store slow", "store full", "leader crash", "leader pause", "replica restart", "leader moved", "replica snapshot", "split group",
-	"drain", "sandbox killed", "dog killed", "service crash", "stream away", "lifecycle clock jump", "remove host", "evict"}
+	"drain", "sandbox killed", "dog killed", "service crash", "stream away", "timers early", "remove host", "evict"}
 
 func (w *World) chooseFaults() {
 	w.faults.every = w.between(1500*time.Millisecond, 12*time.Second)
@@ -228,12 +228,9 @@ func (w *World) otherFault(kind string) bool {
 	case "stream away":
 		w.stream.p.crash()
 		w.while(w.between(time.Second, 8*time.Second), w.stream.p.start)
-	case "lifecycle clock jump":
-		if w.lifecycle.p.skew > time.Hour {
-			return false
-		}
-		w.lifecycle.p.skew += 73 * time.Hour
-		w.while(w.between(5*time.Second, 200*time.Second), func() { w.lifecycle.p.skew -= 73 * time.Hour })
+	case "timers early":
+		w.stream.early = true
+		w.while(w.between(3*time.Second, 90*time.Second), func() { w.stream.early = false })
 	case "drain":
 		w.operate(false)
 	case "remove host":

@@ -12,7 +12,8 @@ import (
 // a majority has stay, those in flight at a change of leader may stay or be lost.
 type group struct {
 	w       *World
-	log     [][]byte // committed; nil: the beginning of a term
+	log     [][]byte    // committed; nil: the beginning of a term
+	newest  sched.Entry // the last of them, decoded
 	term    int
 	leader  int // replica that leads the newest term; -1: none
 	reps    []*replica
@@ -88,7 +89,10 @@ func (r *replica) catchUp(upto int, tell func(sched.Outcome)) {
 		if raw == nil {
 			continue
 		}
-		e, err := sched.DecodeEntry(raw)
+		e, err := r.g.newest, error(nil)
+		if r.applied != len(r.g.log) {
+			e, err = sched.DecodeEntry(raw)
+		}
 		if err != nil {
 			r.g.w.breaks("entry-decodes", "%v", err)
 			return

@@ -147,9 +147,6 @@ func (l *leader) applied(out sched.Outcome) {
 		}
 		l.queue.look(k)
 		l.touch(k)
-		for _, d := range sortedKeys(l.drains) {
-			l.drains[d].fire(l.w)
-		}
 	}
 }
 
@@ -273,7 +270,7 @@ func (l *leader) clearLefts(t *task) {
 			a := sched.Answer{Kind: sched.HostClear, Session: p.Session, Left: p.Left}
 			_, err := l.host(t, l.w.within(l.c, sleepTimeout), p.Left.Host, "sleep",
 				sleepReq{tenant: p.Session.Tenant, ref: ref, parent: p.Session.Manifest, force: true})
-			a.Err, a.NotFound = failureOf(err), gone(err)
+			a.Err, a.NotFound = failureOf(err), gone(err) || is(err, errkind.Unsaved)
 			if l.over {
 				return
 			}

@@ -205,7 +205,7 @@ func (m *machine) mayAct(b *box) bool {
 }
 
 func (m *machine) runs(b *box) bool {
-	return m.up && !m.suspended && !m.frozen && m.w.activated[b.epoch]
+	return m.up && !m.suspended && !m.frozen && m.w.activated[placed{b.key.Session, b.epoch}]
 }
 
 // Disks: the shell of services/hostagent/internal/disk around its rules.

@@ -49,7 +49,7 @@ func (a *agent) wake(t *task, s *sess, o *operation) (any, *box, error) {
 		}
 		return nil, nil, err
 	}
-	a.w.handed[r.ref.Epoch] = img.data
+	a.w.handed[placed{s.key, r.ref.Epoch}] = img.data
 	return wakeReply{origin: origin(r, asOf), asOf: asOf}, b, nil
 }
 

@@ -20,11 +20,12 @@ type queue struct {
 	more   signal
 	moving map[ids.SessionKey]bool
 	seen   map[ids.SessionKey]uint64
+	told   map[ids.SessionKey]time.Duration
 	seq    uint64
 }
 
 func newQueue(l *leader) *queue {
-	return &queue{l: l, moving: map[ids.SessionKey]bool{}, seen: map[ids.SessionKey]uint64{}}
+	return &queue{l: l, moving: map[ids.SessionKey]bool{}, seen: map[ids.SessionKey]uint64{}, told: map[ids.SessionKey]time.Duration{}}
 }
 
 func waits(s *sched.Session) bool {
@@ -101,6 +102,11 @@ func (q *queue) pass(t *task) time.Duration {
 				q.l.w.cov.hit("handoff waits for its turn")
 				continue
 			}
+			if s.Wake.Unplaced != "" && !(s.Wake.Deadline != 0 && s.Wake.Deadline.Std().Before(q.l.r.p.wall())) &&
+				q.l.st().Explain(s, q.l.facts).Host == "" && q.l.w.now-q.told[k] < 10*time.Second {
+				continue // as was said
+			}
+			q.told[k] = q.l.w.now
 			_, _ = q.l.apply(t, q.l.c, sched.Entry{Place: &sched.Place{Session: s.Key, Generation: s.Generation,
 				Candidates: q.l.candidates([]ids.SessionKey{s.Key}, s.Wake.Terms)}})
 		}
@@ -108,8 +114,7 @@ func (q *queue) pass(t *task) time.Duration {
 	return lookAgain
 }
 
-// drain empties a host, modelled on decision D10: what sleeps and is saved moves at once, what sleeps
-// and is not saved is saved first, what is awake sleeps at its next idle moment or at the deadline.
+// drain empties a host, modelled on services/scheduler/drain.go.
 func (l *leader) drain(h ids.Host) {
 	if l.drains[h] != nil {
 		l.drains[h].fire(l.w)
@@ -119,72 +124,76 @@ func (l *leader) drain(h ids.Host) {
 	l.drains[h] = poke
 	l.w.spawn(l.r.p, "drain", func(t *task) {
 		defer delete(l.drains, h)
+		asked := map[ids.SessionKey]time.Duration{}
 		for !l.over {
 			rec := l.st().Host(h)
 			if rec == nil || !rec.Draining || rec.Drained {
 				return
 			}
-			poke.take()
-			l.drainPass(t, rec)
-			t.wait(l.c, time.Second, poke)
-			t.wait(l.c, 100*time.Millisecond)
+			l.drainHost(t, rec, asked)
+			t.wait(l.c, l.r.p.real(time.Second))
 		}
 	})
 }
 
-func (l *leader) drainPass(t *task, rec *sched.Host) {
-	jobs := 0
-	for _, s := range l.st().OnHost(rec.ID) {
-		if s.Host == rec.ID && s.State == sched.Sleeping {
-			jobs++
+// drainHost takes one more step with everything that is on a host.
+func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]time.Duration) {
+	late := h.DrainDeadline != 0 && sched.At(l.r.p.wall()) >= h.DrainDeadline
+	busy := 0
+	var asks []sched.Entry
+	for _, s := range l.st().OnHost(h.ID) {
+		e, ok := l.drainStep(s, h.ID, late)
+		switch {
+		case s.State == sched.Sleeping:
+			busy++
+		case !ok:
+		case e.Move != nil:
+			l.handOver(t, e)
+		case e.Sleep != nil && !late && l.r.p.mono() < asked[s.Key]:
+		default:
+			asks = append(asks, e)
 		}
 	}
-	for _, s := range l.st().OnHost(rec.ID) {
-		if l.over || s.Host != rec.ID && s.Newest != rec.ID {
-			continue
-		}
-		e, busy := l.drainStep(rec, s)
-		if busy && jobs >= drainJobs {
-			continue
-		}
-		if e == nil {
-			continue
-		}
-		if busy {
-			jobs++
-		}
-		if out, err := l.apply(t, l.c, *e); err == nil && out.Refused == nil {
-			l.w.cov.hit("drain " + e.Name())
-		}
-	}
-	if l.over || len(l.st().OnHost(rec.ID)) > 0 {
+	if l.over || !l.alive(h.ID) {
 		return
 	}
-	// Nothing is left: the state tells it with the next entry about the host.
-	_, _ = l.apply(t, l.c, sched.Entry{Drain: &sched.Drain{Host: rec.ID, On: true, Deadline: rec.DrainDeadline}})
+	for _, e := range asks[:min(len(asks), max(drainJobs-busy, 0))] {
+		if e.Sleep != nil {
+			asked[e.Sleep.Keys[0]] = l.r.p.mono() + drainIdle
+		}
+		l.handOver(t, e)
+	}
 }
 
-// drainStep is what one session of a draining host needs next; busy says that it is work for the host.
-func (l *leader) drainStep(rec *sched.Host, s *sched.Session) (e *sched.Entry, busy bool) {
-	now := l.r.p.wall()
-	switch {
-	case s.Wake != nil:
-		return nil, false
-	case s.State == sched.Active:
-		cmd := &sched.SleepCmd{Tenant: s.Tenant, Keys: []ids.SessionKey{s.Key}, Generation: s.Generation, Epoch: s.Epoch, Reason: sched.ReasonDrain}
-		if rec.DrainDeadline != 0 && rec.DrainDeadline.Std().Before(now) {
-			cmd.Force = true
-		} else {
-			cmd.IdleSince = sched.At(now.Add(-5 * time.Second))
-		}
-		return &sched.Entry{Sleep: cmd}, true
-	case s.Dirty && s.Newest == rec.ID && (s.State == sched.Asleep || s.State == sched.Paused):
-		if !l.alive(rec.ID) {
-			return nil, false
-		}
-		return &sched.Entry{Save: &sched.Save{Ref: refOf(s), Host: rec.ID}}, true
-	case s.Host == rec.ID && (s.State == sched.Asleep || s.State == sched.Paused || s.State == sched.Failed):
-		return &sched.Entry{Move: &sched.Move{Session: s.Key, Generation: s.Generation, Host: rec.ID}}, false
+func (l *leader) handOver(t *task, e sched.Entry) {
+	if out, err := l.apply(t, l.c, e); err == nil && out.Refused == nil {
+		l.w.cov.hit("drain " + e.Name())
 	}
-	return nil, false
+}
+
+// drainIdle is how long an awake session must have been left alone to be taken away.
+const drainIdle = 5 * time.Second
+
+// drainStep is the entry that brings a session on h nearer to its being elsewhere.
+func (l *leader) drainStep(s *sched.Session, h ids.Host, late bool) (sched.Entry, bool) {
+	switch s.State {
+	case sched.Active:
+		if s.Host != h || s.Terms.Ephemeral && !late {
+			return sched.Entry{}, false
+		}
+		c := &sched.SleepCmd{Tenant: s.Tenant, Keys: []ids.SessionKey{s.Key}, Generation: s.Generation, Epoch: s.Epoch, Reason: sched.ReasonDrain, Force: late}
+		if !late {
+			c.IdleSince = sched.At(l.r.p.wall().Add(-drainIdle))
+		}
+		return sched.Entry{Sleep: c}, true
+	case sched.Asleep, sched.Paused, sched.Failed:
+		switch {
+		case s.NeedsStop || s.Wake != nil:
+		case s.Dirty && s.Newest == h:
+			return sched.Entry{Save: &sched.Save{Ref: refOf(s), Host: h}}, true
+		case !s.Dirty && s.Host == h:
+			return sched.Entry{Move: &sched.Move{Session: s.Key, Generation: s.Generation, Host: h}}, true
+		}
+	}
+	return sched.Entry{}, false
 }

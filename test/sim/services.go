@@ -183,7 +183,7 @@ func newLifecycle(w *World) *lifecycle {
 	s := &lifecycle{w: w}
 	s.policy = life.Policy{Tiers: []string{"gvisor"},
 		Templates: map[string]life.Template{"base": {Image: "img", Tier: "gvisor", Limits: life.Limits{CPUMillis: 500, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 30}}},
-		Plans:     map[string]life.Plan{"small": {Template: "base", Idle: time.Duration(15+w.rng.IntN(60)) * time.Second, Retention: time.Duration(40+w.rng.IntN(100)) * time.Second}}}
+		Plans:     map[string]life.Plan{"small": {Template: "base", Idle: time.Duration(8+w.rng.IntN(40)) * time.Second, Retention: time.Duration(40+w.rng.IntN(100)) * time.Second}}}
 	s.p = w.proc("lifecycle", "lifecycle")
 	w.services["lifecycle"] = []*proc{s.p}
 	s.p.begin = func() {

@@ -20,6 +20,7 @@ type stream struct {
 	timers map[timerKey]*timer
 	asked  []*durable // requests that came by the durable door
 	queued signal
+	early  bool // timers of retention fire before their time
 }
 
 func newStream(w *World) *stream {

@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"fmt"
 	"iter"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -32,7 +34,7 @@ func (w *World) spawn(p *proc, name string, f func(*task)) *task {
 		defer func() {
 			if r := recover(); r != nil {
 				if _, ok := r.(killed); !ok {
-					panic(r)
+					panic(fmt.Sprintf("task %s of %s: %v\n%s", name, p.name, r, debug.Stack()))
 				}
 			}
 		}()

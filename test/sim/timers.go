@@ -22,7 +22,7 @@ func (s *lifecycle) due(t *task) {
 		}
 		for _, k := range s.w.stream.sortedTimers() {
 			m := s.w.stream.timers[k]
-			if m == nil || s.w.now < m.at || m.t.GetDue().AsTime().After(s.p.wall()) {
+			if m == nil || s.w.now < m.at || m.t.GetDue().AsTime().After(s.p.wall()) && !(s.w.stream.early && k.kind != life.TimerIdle) {
 				continue
 			}
 			err := s.fire(t, m.t)

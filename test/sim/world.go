@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -83,7 +82,7 @@ func Run(seed uint64, opt Options) (res Result) {
 	w := newWorld(seed, opt)
 	defer func() {
 		if r := recover(); r != nil {
-			w.broken = &Broken{Invariant: "no-panic", What: fmt.Sprintf("%v\n%s", r, debug.Stack()), Step: w.steps, At: w.now}
+			w.broken = &Broken{Invariant: "no-panic", What: fmt.Sprint(r), Step: w.steps, At: w.now}
 		}
 		w.finish()
 		res = Result{Seed: seed, Steps: w.steps, Virtual: w.now, Hash: w.hash, Broken: w.broken, Tail: w.tail(), Hits: w.cov}
@@ -94,6 +93,7 @@ func Run(seed uint64, opt Options) (res Result) {
 	w.play(quietIn, w.restless)
 	if w.broken == nil {
 		if why := w.restless(); why != "" {
+			w.inspect()
 			w.breaks("ends-quiet", "%s after nothing has failed for %s: %s", "not at rest", quietIn, why)
 		}
 	}
@@ -156,17 +156,37 @@ func (w *World) play(d time.Duration, rest func() string) {
 			}
 			next = w.now + 2*time.Second
 		}
-		e, ok := w.pop()
-		if !ok || e.at > end {
+		if len(w.queue) == 0 || w.queue[0].at > end {
 			w.now = end
 			return
 		}
+		e, _ := w.pop()
 		w.now = e.at
 		w.steps++
 		e.run()
 		w.check()
 		if w.steps > maxSteps {
 			w.breaks("bounded", "more than %d steps", maxSteps)
+		}
+	}
+}
+
+// inspect writes down what there is when the end is not quiet.
+func (w *World) inspect() {
+	for _, p := range w.procs {
+		names := map[string]int{}
+		for _, t := range p.tasks {
+			names[t.name]++
+		}
+		w.say("process %s up %v paused %v tasks %v", p.name, p.up, p.paused, names)
+	}
+	for _, k := range w.stream.sortedTimers() {
+		m := w.stream.timers[k]
+		w.say("timer %s of %s due %s tries %d again at %s", k.kind, short(ids.SessionKey(k.session)), m.t.GetDue().AsTime().Sub(epoch0), m.late, m.at)
+	}
+	for _, u := range w.users.all {
+		for _, r := range u.open {
+			w.say("user %d: %s %s tries %d durable %v", u.n, r.verb, r.id, r.tries, r.stored != nil)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/berth-dev/berth/test/sim"
@@ -17,6 +18,7 @@ func main() {
 	seed := flag.Uint64("seed", 0, "play this seed alone and print its trace")
 	mutation := flag.String("mutation", "", "switch this guard off")
 	flag.Parse()
+	debug.SetGCPercent(400)
 	opt := sim.Options{Mutation: sim.Mutation(*mutation)}
 	if *seed != 0 {
 		opt.Trace = os.Stdout
