@@ -34,9 +34,9 @@ func (x *tx) assign(s *Session, h *Host, t *Transition, plan Plan) {
 	w.Unplaced, w.Told = "", ""
 	s.Wake = &w
 	x.emit(s, Placed, func(e *Event) {
-		e.Reason, e.Request, e.Cause = plan.Reason, w.Request, w.Cause
+		e.Reason, e.Request = plan.Reason, w.Request
 		if x.v >= handoffSince {
-			e.Plan = &plan
+			e.Cause, e.Plan = w.Cause, &plan
 		}
 	})
 }

@@ -106,8 +106,11 @@ func (s *State) waitsFor(q *query) string {
 
 // reason says why a host takes the session; no is why others before it do not.
 func (s *State) reason(q *query, r *hostRec, no []string) string {
-	capacity := r.h.Capacity.MemoryBytes
-	free := fmt.Sprintf("%s of %s of memory free", size(capacity-min(q.used(r).MemoryBytes, capacity)), size(capacity))
+	capacity, used := r.h.Capacity.MemoryBytes, q.used(r).MemoryBytes
+	if q.v < handoffSince {
+		used = r.u.MemoryBytes
+	}
+	free := fmt.Sprintf("%s of %s of memory free", size(capacity-min(used, capacity)), size(capacity))
 	sess := q.sess
 	switch {
 	case sess.Fresh():

@@ -40,6 +40,49 @@ func (m *model) drawFleet(t *rapid.T, key ids.SessionKey, ref Ref, host ids.Host
 	}).Draw(t, "fleet")
 }
 
+// likely are steps that a real leader would take next, which chance seldom
+// puts one after the other.
+func (m *model) likely() (out []Entry) {
+	all := named("h1", "h2", "h3")
+	for _, s := range m.s.where(func(*Session) bool { return true }) {
+		ref := Ref{s.Key, s.Generation, s.Epoch}
+		next := ManifestInfo{ID: "m" + s.Epoch.String(), Parent: s.Manifest}
+		switch {
+		case s.State == Waking:
+			origin := corev1.Origin_ORIGIN_RESUMED
+			if s.Fresh() {
+				origin = corev1.Origin_ORIGIN_CREATED
+			}
+			out = append(out, Entry{Woke: &Woke{Ref: ref, Origin: origin}},
+				Entry{WakeFailed: &WakeFailed{Ref: ref, Retry: true, Failure: Failure{Kind: 1, Reason: "x"}, Candidates: all}})
+		case s.State == Active && s.Manifest == "":
+			out = append(out, Entry{Manifest: &ManifestCmd{Ref: ref, Host: s.Host, Manifest: next}})
+		case s.State == Sleeping:
+			out = append(out, Entry{Slept: &Slept{Ref: ref, Manifest: next, Candidates: all}})
+		case s.Wake != nil:
+			out = append(out, Entry{Place: &Place{Session: s.Key, Generation: s.Generation, Candidates: all}})
+		}
+		out = append(out, m.likelyOfHost(s, ref)...)
+	}
+	return out
+}
+
+func (m *model) likelyOfHost(s *Session, ref Ref) (out []Entry) {
+	if h := m.s.Host(s.Host); h != nil && !h.Lost && (s.State == Active || h.Draining) {
+		out = append(out, Entry{HostLost: &HostLost{Host: h.ID, Boot: h.Boot}}, Entry{Drain: &Drain{Host: h.ID, On: true}},
+			Entry{Move: &Move{Session: s.Key, Generation: s.Generation, Host: h.ID}}, Entry{Save: &Save{Ref: ref, Host: h.ID}},
+			Entry{Sleep: &SleepCmd{Tenant: s.Tenant, Keys: []ids.SessionKey{s.Key}, Reason: ReasonDrain, IdleSince: m.now}})
+	}
+	if h := m.s.Host(s.Newest); h != nil && h.Lost {
+		back := *h
+		back.Boot += "x"
+		out = append(out, Entry{Join: &back}, Entry{RemoveHost: &RemoveHost{Host: h.ID, LoseUnsaved: true}})
+	} else if h != nil {
+		out = append(out, Entry{Save: &Save{Ref: ref, Host: h.ID}}, Entry{HostLost: &HostLost{Host: h.ID, Boot: h.Boot}})
+	}
+	return out
+}
+
 // twinAgrees: a copy of the state that applies the same entry says the same.
 func (m *model) twinAgrees(t *rapid.T, before *State, e Entry) {
 	twin := before.Clone()

@@ -91,6 +91,9 @@ func (m *model) step(t *rapid.T) {
 }
 
 func (m *model) draw(t *rapid.T) Entry {
+	if steps := m.likely(); len(steps) > 0 && rapid.IntRange(0, 2).Draw(t, "likely") == 0 {
+		return rapid.SampledFrom(steps).Draw(t, "step")
+	}
 	key := ids.SessionKey(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "key"))
 	keys := []ids.SessionKey{key}
 	if rapid.Bool().Draw(t, "alias") {

@@ -135,7 +135,7 @@ func (x *tx) sleepAtRest(s *Session, c *SleepCmd) Outcome {
 	if s.Terms.Ephemeral && s.Wake == nil && s.State != Paused {
 		return x.endEphemeral(s, c)
 	}
-	if c.Reason == ReasonPause && s.Wake == nil && (s.State == Asleep || s.State == Failed) {
+	if c.Reason == ReasonPause && s.Wake == nil && (s.State == Asleep || s.State == Failed) && !s.dead() {
 		x.move(s, tPause)
 		x.emit(s, WasPaused, func(e *Event) { e.Reason = c.Reason })
 		x.put(s)

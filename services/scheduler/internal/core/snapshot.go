@@ -132,12 +132,14 @@ func ReadState(r io.Reader) (*State, error) {
 			}
 			return nil, fmt.Errorf("read snapshot line %d of %d: %w", n+1, h.Lines, err)
 		}
-		s.take(l, h.Version)
+		if err := s.take(l, h.Version); err != nil {
+			return nil, fmt.Errorf("read snapshot line %d of %d: %w", n+1, h.Lines, err)
+		}
 	}
 	return s, nil
 }
 
-func (s *State) take(l line, version int) {
+func (s *State) take(l line, version int) error {
 	x := &tx{s: s}
 	switch {
 	case l.Host != nil:
@@ -146,11 +148,20 @@ func (s *State) take(l line, version int) {
 	case l.Gone != nil:
 		s.gone[l.Gone.ID] = l.Gone
 	case l.Session != nil:
-		if version < handoffSince { // then a session never left its newest disk
-			l.Session.unsaved(l.Session.Dirty)
+		v := l.Session
+		switch {
+		case v.Key == "", v.Terms == nil:
+			return errors.New("a session has no key or no terms")
+		case v.State == Waking && v.Wake == nil, v.State == Deleting && v.Deletion == nil:
+			return fmt.Errorf("session %s is %s, but not what for", v.Key, StateName(v.State))
+		case s.Session(v.Key) != nil:
+			return fmt.Errorf("session %s is there twice", v.Key)
 		}
-		s.share(l.Session)
-		x.put(l.Session)
+		if version < handoffSince { // then a session never left its newest disk
+			v.unsaved(v.Dirty)
+		}
+		s.share(v)
+		x.put(v)
 	case l.Tombstone != nil:
 		x.bury(l.Tombstone)
 	case l.Record != nil:
@@ -158,6 +169,7 @@ func (s *State) take(l line, version int) {
 	case l.Event != nil:
 		s.outbox = append(s.outbox, l.Event)
 	}
+	return nil
 }
 
 type counter struct {

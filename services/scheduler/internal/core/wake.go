@@ -27,10 +27,35 @@ func (x *tx) woke(w *Woke) Outcome {
 	}
 	s := x.edit(old)
 	x.move(s, tActivate)
+	x.arrive(s, w)
+	wake, from := *s.Wake, s.From
+	if from == s.Host { // it is back where it was
+		from = ""
+	}
+	s.Wake = nil
+	x.emit(s, Activated, func(e *Event) {
+		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
+		e.Terms, e.Request = s.Terms, wake.Request
+		if x.v >= handoffSince {
+			e.Cause, e.From = wake.Cause, from
+		}
+	})
+	x.settle(s, VerbOpen, func(r *Record) {
+		r.Origin, r.RestoredAsOf = s.Origin, s.RestoredAsOf
+	})
+	x.put(s)
+	return Outcome{Session: s}
+}
+
+// arrive notes from which disk the session woke.
+func (x *tx) arrive(s *Session, w *Woke) {
 	older := s.Behind || s.Dirty && s.Newest != s.Host // than what it once had
 	s.LastActive, s.NeedsStop, s.Behind = s.Epoch, false, false
 	s.unsaved(false)
-	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, &w.Timing
+	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, nil
+	if w.Timing.Total != 0 || len(w.Timing.Steps) > 0 {
+		s.LastWake = &w.Timing
+	}
 	if older && x.v >= handoffSince {
 		s.Origin, s.RestoredAsOf = corev1.Origin_ORIGIN_RESTORED, cmp.Or(w.RestoredAsOf, s.SavedAt)
 	}
@@ -42,20 +67,6 @@ func (x *tx) woke(w *Woke) Outcome {
 		s.ImageDigest = intern(x.s.in, w.ImageDigest)
 	}
 	s.RenewedAt = x.now
-	wake, from := *s.Wake, s.From
-	if from == s.Host { // it is back where it was
-		from = ""
-	}
-	s.Wake = nil
-	x.emit(s, Activated, func(e *Event) {
-		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
-		e.Terms, e.Request, e.Cause, e.From = s.Terms, wake.Request, wake.Cause, from
-	})
-	x.settle(s, VerbOpen, func(r *Record) {
-		r.Origin, r.RestoredAsOf = s.Origin, s.RestoredAsOf
-	})
-	x.put(s)
-	return Outcome{Session: s}
 }
 
 // wakeFailed places again, or fails the session.
