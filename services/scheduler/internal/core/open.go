@@ -10,7 +10,7 @@ import (
 
 // open decides an open in one entry: the rows of the design's step 4.
 func (x *tx) open(o *Open) Outcome {
-	if len(o.Keys) == 0 || o.Request == "" || o.Actor.Tenant == "" {
+	if len(o.Keys) == 0 || slices.Contains(o.Keys, "") || o.Request == "" || o.Actor.Tenant == "" {
 		return refuse(errkind.Invalid, "an open needs a tenant, a session key and a request id")
 	}
 	s := x.s.Session(o.Keys...)

@@ -156,7 +156,7 @@ func (x *tx) ordered(s *Session, named []Candidate) []Candidate {
 			named = slices.Concat([]Candidate{{Host: disk, Refused: notNamed}}, named)
 		}
 	}
-	if i := at(x.avoid); i >= 0 {
+	if i := at(x.avoid); i >= 0 && named[i].Refused == "" {
 		named = slices.Concat(named[:i], named[i+1:], named[i:i+1])
 	}
 	return named
