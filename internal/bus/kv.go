@@ -210,6 +210,14 @@ func (c *Conn) API(ctx context.Context, method string, req, resp any) error {
 	return c.api(ctx, method, req, resp)
 }
 
+// Read is API for methods that change nothing: it asks again, within ctx, while
+// the stream has no leader to answer.
+func (c *Conn) Read(ctx context.Context, method string, req, resp any) error {
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	return whileAway(ctx, readWait, func(ctx context.Context) error { return c.api(ctx, method, req, resp) })
+}
+
 // api calls JetStream's API where nats.go would ask for more permissions than
 // a service has.
 func (c *Conn) api(ctx context.Context, method string, req, resp any) error {

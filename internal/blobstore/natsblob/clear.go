@@ -116,7 +116,7 @@ func (s *Store) Tidy(ctx context.Context, older time.Duration) (int, error) {
 // isOrphan asks the leader: the records may have come from a replica that lags.
 func (b *bucket) isOrphan(ctx context.Context, subject string, older time.Duration) (bool, error) {
 	var m stored
-	err := b.conn.API(ctx, "STREAM.MSG.GET."+b.stream, map[string]any{"last_by_subj": subject}, &m)
+	err := b.conn.Read(ctx, "STREAM.MSG.GET."+b.stream, map[string]any{"last_by_subj": subject}, &m)
 	if errs.Is(err, errkind.NotFound) {
 		return false, nil
 	}
@@ -152,7 +152,7 @@ func (b *bucket) subjects(ctx context.Context, filter string) (map[string]uint64
 			} `json:"state"`
 		}
 		req := map[string]any{"subjects_filter": filter, "offset": len(all)}
-		if err := b.conn.API(ctx, "STREAM.INFO."+b.stream, req, &page); err != nil {
+		if err := b.conn.Read(ctx, "STREAM.INFO."+b.stream, req, &page); err != nil {
 			return nil, err
 		}
 		if len(all) == 0 {

@@ -26,6 +26,7 @@ import (
 // TestMain makes the test binary a bus server where a test starts it as one,
 // so that the server can be killed.
 func TestMain(m *testing.M) {
+	bustest.Child()
 	spec := os.Getenv("BERTH_TEST_BUS")
 	if spec == "" {
 		os.Exit(m.Run())

@@ -6,7 +6,9 @@
 // acknowledged by the server, in order, and never in part; a write that was
 // cancelled or failed takes its chunks away, at once or as soon as the
 // connection is back, and what a killed writer left is found by Tidy; a lost
-// connection fails a write or read at once instead of blocking it; a full
+// connection fails a write at once instead of blocking it, and one whose
+// stream lost its leader within 12 s, to be repeated by its caller; a read
+// goes on at other replicas, and a look-up waits for the next leader; a full
 // store refuses (NoCapacity) and can still delete. Objects are looked up and
 // listed at the stream's leader; chunks may come from any replica and are
 // asked of the leader if one lags.
@@ -52,12 +54,16 @@ import (
 const ChunkSize = 1000 << 10
 
 const (
-	writeWindow = 4 << 20          // unacknowledged bytes of one writer
-	writeTotal  = 16 << 20         // of all writers of a bucket; the server queues 128 MiB per stream
-	batchBytes  = 4 << 20          // asked for at once by one reader, which has two batches on the way
-	readTotal   = 32 << 20         // of all readers of a bucket; the server cuts a client off at 64 MiB
-	stall       = 30 * time.Second // without any answer
-	cleanupTime = 5 * time.Second
+	writeWindow = 4 << 20  // unacknowledged bytes of one writer
+	writeTotal  = 16 << 20 // of all writers of a bucket; the server queues 128 MiB per stream
+	batchBytes  = 4 << 20  // asked for at once by one reader, which has two batches on the way
+	readTotal   = 32 << 20 // of all readers of a bucket; the server cuts a client off at 64 MiB
+	// stall is without any answer: longer than a stream is without a leader
+	// when its node dies, 4 to 9 s. What it had in hand is never answered.
+	stall = 12 * time.Second
+	// replicaStall is when the leader is asked for what a replica does not send.
+	replicaStall = 3 * time.Second
+	cleanupTime  = 5 * time.Second
 )
 
 // Options of Open.
@@ -96,7 +102,7 @@ func Open(ctx context.Context, conn *bus.Conn, name string, opts *Options) (*blo
 
 func open(ctx context.Context, conn *bus.Conn, name string, opts *Options) (*bucket, error) {
 	b := newBucket(conn, name, opts)
-	if err := conn.API(ctx, "STREAM.INFO."+b.stream, nil, nil); err != nil {
+	if err := conn.Read(ctx, "STREAM.INFO."+b.stream, nil, nil); err != nil {
 		if errs.Is(err, errkind.NotFound) {
 			err = fmt.Errorf("the bus has no object store %s", name)
 			return nil, errs.E("open object store", errkind.NotFound, name, err)
@@ -254,6 +260,8 @@ func (b *bucket) purge(ctx context.Context, subject string, before uint64) (uint
 	var resp struct {
 		Purged uint64 `json:"purged"`
 	}
+	ctx, cancel := context.WithTimeout(ctx, stall)
+	defer cancel()
 	err := b.conn.API(ctx, "STREAM.PURGE."+b.stream, req, &resp)
 	return resp.Purged, err
 }

@@ -98,9 +98,9 @@ func (b *bucket) lookup(ctx context.Context, key string) (*object, error) {
 func (b *bucket) record(ctx context.Context, key string) (*object, error) {
 	const op = "look up object"
 	var m stored
-	err := b.conn.API(ctx, "STREAM.MSG.GET."+b.stream, map[string]any{"last_by_subj": b.metaSubject(key)}, &m)
+	err := b.conn.Read(ctx, "STREAM.MSG.GET."+b.stream, map[string]any{"last_by_subj": b.metaSubject(key)}, &m)
 	if errs.Is(err, errkind.NotFound) {
-		if ierr := b.conn.API(ctx, "STREAM.INFO."+b.stream, nil, nil); errs.Is(ierr, errkind.NotFound) {
+		if ierr := b.conn.Read(ctx, "STREAM.INFO."+b.stream, nil, nil); errs.Is(ierr, errkind.NotFound) {
 			return nil, errs.E(op, errkind.NotFound, key, "the bus has no object store "+b.name)
 		}
 		return nil, errs.E(op, errkind.NotFound, key, "there is no such object")

@@ -277,7 +277,7 @@ func (w *writer) unreadable(err error) (*object, error) {
 		return &object{}, nil
 	}
 	var m stored
-	err = w.b.conn.API(w.ctx, "STREAM.MSG.GET."+w.b.stream, map[string]any{"last_by_subj": w.b.metaSubject(w.key)}, &m)
+	err = w.b.conn.Read(w.ctx, "STREAM.MSG.GET."+w.b.stream, map[string]any{"last_by_subj": w.b.metaSubject(w.key)}, &m)
 	if err != nil && !errs.Is(err, errkind.NotFound) {
 		return nil, err
 	}
