@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk bench-handoff chaos fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -56,7 +56,7 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open bench-disk ## all benchmarks
+bench: bench-open bench-disk bench-handoff ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
@@ -67,6 +67,13 @@ bench-disk: runtimes image build ## freeze, snapshot, sleep and restore of disks
 	@tools/setup/setup.sh zstd
 	@tools/setup/setup.sh restic || echo "bench-disk: restic cannot be installed; the peer is zstd"
 	@CGO_ENABLED=0 go run ./test/bench/disk --out bench/disk.json
+
+bench-handoff: runtimes image build ## what a failure costs: leader, NATS server, host with 50 sessions; placement in a large cell; into bench/handoff.json
+	@mkdir -p bench
+	@CGO_ENABLED=0 go run ./test/bench/handoff --out bench/handoff.json
+
+chaos: runtimes image build ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
+	@BERTH_FAULTS=$${BERTH_FAULTS:-100} go test ./test/chaos -count=1 -timeout 120m -v -run TestChaos
 
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@tools/setup/fuzz.sh $(FUZZTIME)
