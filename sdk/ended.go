@@ -83,7 +83,7 @@ func (s *Session) heard(e Event) {
 	}
 	switch end := ended(e.Name, b); {
 	case end == nil:
-	case e.Name == "displaced" || e.Name == "placed" || e.Name == "active":
+	case e.Name == "displaced": // the host has nothing more to say
 		s.over(epoch, end)
 	default:
 		time.AfterFunc(hostsOwnWord, func() { s.over(epoch, end) })
@@ -118,6 +118,11 @@ func ended(name string, b *schedulerv1.Event) *EndedError {
 			end.Reason += "; open the session again to wake it"
 		}
 	case "asleep":
+		if a := b.GetAsleep(); a.GetReason() == "drain" {
+			end.Host, end.Handoff = a.GetHost(), true
+			end.Reason = "host " + a.GetHost() + " is drained; the session is handed over to another host"
+			break
+		}
 		end.Host, end.Reason = b.GetAsleep().GetHost(), "the session fell asleep ("+or(b.GetAsleep().GetReason(), "no reason")+"); open it again to wake it"
 	case "paused":
 		end.Reason = "the session was paused (" + or(b.GetPaused().GetReason(), "no reason") + ")"

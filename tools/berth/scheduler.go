@@ -58,7 +58,15 @@ func (c *schedulerTransferCmd) Run(a *app) error {
 			return err
 		}
 	}
-	return a.peers("transfer", &schedulerv1.TransferRequest{Id: c.ID})
+	op, err := a.operator()
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	if err := op.Call(a.ctx, "scheduler", "transfer", &schedulerv1.TransferRequest{Id: c.ID}, &schedulerv1.PeersReply{}); err != nil {
+		return err
+	}
+	return a.peers("peers", &schedulerv1.PeersRequest{}) // of the new leader: the old one did not know it yet
 }
 
 func replica(id string) error {
