@@ -19,9 +19,10 @@ type agent struct {
 	boot     string
 	sessions map[ids.SessionKey]*sess
 	until    time.Duration // of the lease, on the machine's clock
-	lost     bool          // the lease was lost: nothing thaws or wakes before the comparison
+	sure     bool          // the host knows what it owns; else nothing thaws or begins
+	losses   int           // how often it did not any more
+	again    signal        // it knows
 	ready    signal
-	sure     signal // the comparison is done
 	rejoin   signal
 	erasing  signal
 	empties  int
@@ -51,7 +52,7 @@ type operation struct {
 
 func newAgent(m *machine) *agent {
 	m.boots++
-	a := &agent{w: m.w, m: m, boot: fmt.Sprintf("%s-%d", m.id, m.boots), sessions: map[ids.SessionKey]*sess{}, lost: true}
+	a := &agent{w: m.w, m: m, boot: fmt.Sprintf("%s-%d", m.id, m.boots), sessions: map[ids.SessionKey]*sess{}}
 	for _, k := range sortedKeys(m.inv) {
 		rec := m.inv[k]
 		st := host.State{Phase: rec.st.Phase, Generation: rec.st.Generation, Epoch: rec.st.Epoch, Spent: rec.st.Spent, Slept: rec.st.Slept, LastActivity: rec.st.LastActivity}
@@ -72,23 +73,40 @@ func (a *agent) session(k ids.SessionKey) *sess {
 	return s
 }
 
-// run joins and takes over what runs; from then on it keeps the lease and cleans what is not owned.
+// run joins, removes what runs and is not owned, and only then lets run, and takes over, what is; from
+// then on it keeps the lease and cleans the rest.
 func (a *agent) run(t *task) {
 	var own ownership
-	if a.persist(t, nil, func(c *ctx) (err error) { own, err = a.join(t, c); return err }) != nil {
-		return
+	kept := false
+	_ = a.persist(t, nil, func(c *ctx) (err error) {
+		if own, err = a.join(t, c); err != nil {
+			return err
+		}
+		if !kept {
+			kept = true
+			a.w.spawn(t.p, "lease", a.keepLease)
+		}
+		return a.settle(t, own)
+	})
+	if !a.sure {
+		return // this host was removed
 	}
-	a.w.spawn(t.p, "lease", a.keepLease)
 	a.recover(t, own)
 	a.ready.fire(a.w)
 	a.w.spawn(t.p, "erase", a.erasures)
-	a.settled(t, own)
+	a.sweep(t, own)
 	for {
 		t.wait(nil, t.p.real(15*time.Second), &a.rejoin)
 		a.rejoin.take()
 		own, err := a.join(t, a.w.within(nil, callTime))
 		if err == nil {
-			a.settled(t, own)
+			err = a.settle(t, own)
+		}
+		if err == nil {
+			a.sweep(t, own)
+		}
+		if a.noticed(); !a.sure {
+			a.w.after(500*time.Millisecond, func() { a.rejoin.fire(a.w) })
 		}
 	}
 }
@@ -115,47 +133,86 @@ func (a *agent) persist(t *task, c *ctx, f func(*ctx) error) error {
 	}
 }
 
-// Lease.
+// The lease; see services/hostagent/lease.go. One that was lost is not simply had again by the next
+// grant: until the host has compared itself with what it owns nothing begins, and what is frozen stays so.
 
 func (a *agent) end() time.Duration { return a.until - leaseMargin }
 
+func (a *agent) stopAt() time.Duration { return a.until - leaseMargin/4 }
+
+// noticed sees whether the lease has ended.
+func (a *agent) noticed() {
+	if a.sure && a.m.clock() >= a.end() && a.w.opt.Mutation != HostIgnoresLease {
+		a.unsettle()
+	}
+}
+
+func (a *agent) unsettle() {
+	a.losses++
+	if a.sure {
+		a.w.cov.hit("lease lost")
+		a.sure, a.again = false, signal{}
+	}
+}
+
 func (a *agent) check() error {
-	if a.m.clock() < a.end() || a.w.opt.Mutation == HostIgnoresLease {
+	if a.noticed(); a.sure {
 		return nil
 	}
 	a.w.cov.hit("effect refused: no lease")
-	return fail(errkind.Unavailable, "this host's lease has run out")
+	return fail(errkind.Unavailable, "this host has no lease, or does not know yet what it owns")
 }
 
-// granted notes the answer to a request that was sent at sent. Once the lease was lost, sandboxes
-// stay frozen until this host has compared itself with what it owns.
-func (a *agent) granted(sent time.Duration) {
-	if a.until != 0 && a.m.clock() >= a.end() && !a.lost {
-		a.lost = true
-		a.sure = signal{}
-		a.rejoin.fire(a.w)
-		a.w.cov.hit("lease lost and granted again")
-	}
+// granted notes the answer to a request that was sent at sent, and says whether the host may go on.
+func (a *agent) granted(sent time.Duration) bool {
+	a.noticed()
 	a.until = max(a.until, sent+leaseTerm)
 	if !a.m.dog.up {
 		a.m.dog.start()
 	}
-	if !a.lost || a.w.opt.Mutation == ThawsUnseen {
-		a.tell()
+	if a.m.stop = a.stopAt(); a.sure || a.w.opt.Mutation == ThawsUnseen {
+		a.m.fence = a.end()
 	}
+	return a.sure
 }
 
-// tell gives the watchdog the end of the lease.
-func (a *agent) tell() { a.m.fence, a.m.stop = a.end(), a.until-leaseMargin/4 }
+// gone says that scheduler does not know of this lease any more. Nothing may run at once.
+func (a *agent) lost() {
+	a.unsettle()
+	a.m.fence = 0
+}
+
+// settle lets things run and begin again, by an answer that was asked for after the loss.
+func (a *agent) settle(t *task, own ownership) error {
+	if a.noticed(); a.sure {
+		return nil
+	}
+	if a.losses == own.losses {
+		if err := a.part(t, own); err != nil {
+			return err
+		}
+		if a.losses == own.losses && a.m.clock() < a.end() {
+			a.w.cov.hit("lease lost and had again")
+			a.sure = true
+			a.again.fire(a.w)
+			a.m.fence, a.m.stop = a.end(), a.stopAt()
+			return nil
+		}
+	}
+	return fail(errkind.Unavailable, "the lease was lost meanwhile")
+}
 
 func (a *agent) keepLease(t *task) {
 	for {
 		t.sleep(nil, leaseTerm/3)
 		sent := a.m.clock()
 		_, err := ask[struct{}](t, a.w.within(nil, t.p.real(leaseTerm/3)), "scheduler", "lease", leaseReq{a.m.id, a.boot})
-		if err == nil {
-			a.granted(sent)
-		} else if gone(err) {
+		switch {
+		case err == nil && a.granted(sent):
+		case err == nil:
+			a.rejoin.fire(a.w)
+		case gone(err):
+			a.lost()
 			a.rejoin.fire(a.w)
 		}
 	}
@@ -167,10 +224,12 @@ type ownership struct {
 	erased []deleteReq
 	stale  []sched.Ref
 	asked  time.Duration
+	losses int
 }
 
 func (a *agent) join(t *task, c *ctx) (ownership, error) {
-	own := ownership{owned: map[ids.SessionKey]*sched.Session{}, asked: a.w.now}
+	a.noticed()
+	own := ownership{owned: map[ids.SessionKey]*sched.Session{}, asked: a.w.now, losses: a.losses}
 	sent := a.m.clock()
 	r, err := ask[joinReply](t, c, "scheduler", "join", joinReq{a.m.id, a.boot, a.m.cap})
 	if err != nil {
@@ -240,6 +299,9 @@ func (a *agent) decide(s *sess, ev host.Event, req any) ([]host.Command, error) 
 	}
 	if end, ok := ev.(host.Ended); ok && !end.Failed {
 		inv.reply = req
+	}
+	if sl, ok := req.(sleepReq); ok && inv.tenant == "" {
+		inv.tenant = sl.tenant
 	}
 	changed := stored(s.st, next)
 	inv.st = next
@@ -353,8 +415,8 @@ func (a *agent) rpcWake(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	if err := a.target(t, c); err != nil {
 		return nil, err
 	}
-	if a.lost && a.w.opt.Mutation == None {
-		t.wait(c, -1, &a.sure)
+	for a.noticed(); !a.sure && a.m.clock() < a.end() && !c.over(); a.noticed() {
+		t.wait(c, 100*time.Millisecond, &a.again)
 	}
 	if err := a.check(); err != nil {
 		return nil, err
@@ -371,7 +433,14 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	if err := a.target(t, c); err != nil {
 		return nil, err
 	}
-	out, err := a.act(t, c, r.ref.Session, host.Sleep{Generation: r.ref.Generation, Epoch: r.ref.Epoch, Force: r.force, IdleSince: r.idleSince}, r)
+	ev := host.Sleep{Generation: r.ref.Generation, Epoch: r.ref.Epoch, Force: r.force, IdleSince: r.idleSince}
+	ev.AtRest = a.atRest(host.Key{Session: r.ref.Session, Generation: r.ref.Generation}, r.ref.Epoch, r.parent)
+	if st := a.session(r.ref.Session).st; !(st.Slept && st.Generation == ev.Generation && st.Epoch == ev.Epoch) {
+		if err := a.check(); err != nil {
+			return nil, err
+		}
+	}
+	out, err := a.act(t, c, r.ref.Session, ev, r)
 	if f, ok := err.(*fault); ok && f.kind == errkind.Busy && !f.since.IsZero() {
 		return sleepReply{busy: true, since: f.since}, nil
 	}
@@ -381,6 +450,16 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 		}
 	}
 	return out, err
+}
+
+// atRest reports whether a disk is here, in nobody's use, with something that is not saved and that can
+// follow the head.
+func (a *agent) atRest(k host.Key, epoch ids.Epoch, head string) bool {
+	img := a.m.disks[k]
+	if img == nil || img.rec.Ephemeral || img.rec.Attached.Compare(epoch) > 0 {
+		return false
+	}
+	return img.rec.State == host.Dirty && (img.rec.Base == head || img.rec.Pending.ID != "" && img.rec.Pending.ID == head)
 }
 
 func (a *agent) rpcDelete(t *task, c *ctx, _ ids.Host, req any) (any, error) {

@@ -159,7 +159,7 @@ func (a *agent) sleep(t *task, s *sess, o *operation) (any, error) {
 	}
 	var man sched.ManifestInfo
 	if err == nil {
-		man, err = a.seal(t, c, key, o)
+		man, err = a.seal(t, c, key, o, r.parent)
 	} else if img := a.m.disks[key]; img != nil {
 		img.attached = false
 	}
@@ -261,21 +261,24 @@ func (a *agent) dataKey(t *task, c *ctx, key host.Key, ref sched.Ref, tenant ids
 	})
 }
 
-// seal ends an epoch: what the disk holds becomes the session's head.
-func (a *agent) seal(t *task, c *ctx, key host.Key, o *operation) (man sched.ManifestInfo, err error) {
+// seal ends an epoch: what the disk holds becomes the session's head. A disk at rest may be sealed in a
+// later epoch than the one that it was attached for.
+func (a *agent) seal(t *task, c *ctx, key host.Key, o *operation, head string) (man sched.ManifestInfo, err error) {
 	img := a.m.disks[key]
 	if img == nil {
 		return man, fail(errkind.NotFound, "this host has no disk of the session")
 	}
 	ref := sched.Ref{Session: key.Session, Generation: key.Generation, Epoch: o.inv.st.Epoch}
 	err = a.turn(t, c, img, true, func() error {
-		if err := a.settle(t, c, img, ref); err != nil {
+		if err := a.settleProposal(t, c, img, ref, head); err != nil {
 			return err
 		}
-		if img.rec.Attached != ref.Epoch {
+		switch {
+		case img.rec.State != host.Blank && img.rec.Attached.Compare(ref.Epoch) < 0 && !img.attached:
+			a.w.cov.hit("disk at rest saved in a later epoch")
+		case img.rec.Attached != ref.Epoch:
 			return fail(errkind.StaleEpoch, "the disk belongs to another epoch")
-		}
-		if img.rec.State != host.Clean {
+		case img.rec.State == host.Blank:
 			img.rec = img.rec.Activated(ref.Epoch)
 		}
 		img.attached, img.synced = false, img.data
@@ -299,7 +302,7 @@ func (a *agent) save(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 		c := a.w.under(c)
 		img.save = c
 		defer func() { img.save = nil }()
-		if err := a.settle(t, c, img, ref); err != nil {
+		if err := a.settleProposal(t, c, img, ref, ""); err != nil {
 			return err
 		}
 		if !img.attached || img.rec.Attached != ref.Epoch {
@@ -317,7 +320,7 @@ func (a *agent) save(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 
 // keep brings a still copy to the store and makes it the head; see services/hostagent/internal/saver.
 func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tenant, sealed bool) (out sched.ManifestInfo, err error) {
-	data, parent, taken := img.data, img.rec.Base, t.p.wall()
+	data, parent, taken, attached := img.data, img.rec.Base, t.p.wall(), img.rec.Attached
 	if err := a.dataKey(t, c, img.rec.Key(), ref, tenant); err != nil {
 		return out, err
 	}
@@ -334,7 +337,10 @@ func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 	if err != nil {
 		return out, err
 	}
-	if img.rec.Attached != ref.Epoch || img.rec.Base != parent || img.rec.State != host.Dirty || img.rec.Pending.ID != "" {
+	if err := a.check(); err != nil {
+		return out, err
+	}
+	if img.rec.Attached != attached || img.rec.Base != parent || img.rec.State != host.Dirty || img.rec.Pending.ID != "" {
 		return out, fail(errkind.StaleEpoch, "the disk has moved on")
 	}
 	img.rec.Pending = host.Pending{ID: m.id, Epoch: ref.Epoch, Sealed: sealed, TakenAt: m.at}
@@ -349,6 +355,9 @@ func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error 
 	}
 	p := img.rec.Pending
 	err := a.persist(t, c, func(c *ctx) error {
+		if err := a.check(); err != nil { // also between two tries
+			return err
+		}
 		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image"}})
 		return err
 	})
@@ -363,11 +372,14 @@ func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error 
 	return err
 }
 
-// settle finds out what became of a proposal that an earlier save left open.
-func (a *agent) settle(t *task, c *ctx, img *image, ref sched.Ref) error {
+// settleProposal finds out what became of a proposal that an earlier save left open.
+func (a *agent) settleProposal(t *task, c *ctx, img *image, ref sched.Ref, head string) error {
 	p := img.rec.Pending
 	switch {
-	case p.ID == "" || p.Sealed:
+	case p.ID == "" || p.Sealed && p.Epoch == ref.Epoch:
+		return nil
+	case p.Sealed && p.ID == head:
+		img.rec = img.rec.Committed(t.p.wall())
 		return nil
 	case p.Epoch != ref.Epoch:
 		img.rec.Pending = host.Pending{}

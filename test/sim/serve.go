@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"slices"
+
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -242,9 +244,18 @@ func (l *leader) rpcJoin(t *task, c *ctx, from ids.Host, req any) (any, error) {
 	}
 	sortErased(reply.erased)
 	for _, s := range l.st().Stale(r.host) {
-		reply.stale = append(reply.stale, sched.Ref{Session: s.Key, Generation: s.Generation, Epoch: s.LastActive})
+		if isStale(s, r.host) {
+			reply.stale = append(reply.stale, refOf(s))
+		}
 	}
 	return reply, nil
+}
+
+// isStale reports whether a disk of s on h is older than what is saved: s was active elsewhere since,
+// under the epoch that it still has.
+func isStale(s *sched.Session, h ids.Host) bool {
+	left := slices.ContainsFunc(s.Left, func(l sched.Left) bool { return l.Host == h })
+	return s.Host != "" && s.Host != h && s.Newest != h && s.LastActive == s.Epoch && !left
 }
 
 func (l *leader) rpcLease(t *task, c *ctx, _ ids.Host, req any) (any, error) {

@@ -3,41 +3,102 @@ package sim
 import (
 	"time"
 
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	host "github.com/berth-dev/berth/services/hostagent/simcore"
 	sched "github.com/berth-dev/berth/services/scheduler/simcore"
 )
 
-// settled compares the host with what it owns; after a lost lease nothing thaws before that is done
-// without a failure, by an answer as fresh as the lease.
-func (a *agent) settled(t *task, own ownership) {
-	if a.m.clock() >= a.end() {
-		return
+// part removes all compute that is not owned, frozen as it may be, and returns once it is gone; see
+// services/hostagent/part.go.
+func (a *agent) part(t *task, own ownership) error {
+	if !a.credible(own) {
+		a.w.cov.hit("answer that nothing is owned not believed")
+		return fail(errkind.Unavailable, "it says that this host owns nothing")
 	}
-	if !a.sweep(t, own) {
-		a.rejoin.fire(a.w)
-		t.sleep(nil, time.Second)
-		return
+	c := a.w.within(nil, 2*time.Minute)
+	for _, k := range sortedKeys(a.sessions) {
+		if err := a.partWith(t, c, a.sessions[k], own); err != nil {
+			return err
+		}
 	}
-	if a.lost && a.m.clock() < a.end() {
-		a.lost = false
-		a.sure.fire(a.w)
-		a.tell()
-		return
+	for _, id := range sortedKeys(a.m.boxes) {
+		b := a.m.boxes[id]
+		if b == nil || a.isOurs(b) {
+			continue
+		}
+		if o := own.owned[b.key.Session]; o != nil && (o.State == sched.Active || o.State == sched.Waking || o.State == sched.Sleeping) && boxID(o.Key, o.Generation, o.Epoch) == id {
+			continue
+		}
+		a.w.cov.hit("stray sandbox removed")
+		t.sleep(c, a.w.between(time.Millisecond, 60*time.Millisecond))
+		delete(a.m.boxes, id)
 	}
+	return c.err()
+}
+
+func (a *agent) isOurs(b *box) bool {
+	s := a.sessions[b.key.Session]
+	return s != nil && s.inv.box == b.id && (s.st.Phase != host.Absent && s.st.Phase != "" || s.op != nil)
+}
+
+// partWith ends what is here of a session in an epoch that this host does not own.
+func (a *agent) partWith(t *task, c *ctx, s *sess, own ownership) error {
+	for range 4 {
+		o, op := own.of(s), s.op
+		switch {
+		case op != nil && o != nil, op == nil && (s.st.Phase == host.Absent || s.st.Phase == "" || keeps(o, s.st.Phase)):
+			return nil
+		case op != nil && (op.op == host.OpWake || op.op == host.OpSleep):
+			op.c.cancel(a.w, errkind.Canceled)
+		case op == nil:
+			cmds, err := a.decide(s, host.Disown{}, nil)
+			if err != nil {
+				return err
+			}
+			a.w.cov.hit("compute of another owner removed")
+			op, _, _ = a.command(s, cmds, nil)
+		}
+		if op == nil {
+			continue
+		}
+		t.wait(c, -1, &op.done)
+		if c.over() {
+			return c.err()
+		}
+	}
+	return fail(errkind.Busy, "it does not come to rest")
+}
+
+// of returns what scheduler says of the very epoch that is here, nil if it is not this host's.
+func (own ownership) of(s *sess) *sched.Session {
+	o := own.owned[s.key]
+	if o == nil || o.Generation != s.st.Generation || o.Epoch != s.st.Epoch {
+		return nil
+	}
+	return o
+}
+
+func keeps(o *sched.Session, p host.Phase) bool {
+	switch {
+	case o == nil:
+		return false
+	case o.State == sched.Active, o.State == sched.Waking:
+		return p == host.Awake
+	case o.State == sched.Sleeping:
+		return p == host.Awake || p == host.Sleeping
+	}
+	return false
 }
 
 // sweep brings the host to what it owns, modelled on services/hostagent/sweep.go.
-func (a *agent) sweep(t *task, own ownership) bool {
+func (a *agent) sweep(t *task, own ownership) {
 	if !a.credible(own) {
 		a.w.cov.hit("answer that nothing is owned not believed")
-		return false
+		return
 	}
-	ok := true
 	for _, r := range own.erased {
-		if _, err := a.remove(t, a.w.within(nil, time.Minute), r); err != nil {
-			ok = false
-		}
+		_, _ = a.remove(t, a.w.within(nil, time.Minute), r)
 	}
 	var drops []*operation
 	for _, k := range sortedKeys(a.sessions) {
@@ -47,12 +108,10 @@ func (a *agent) sweep(t *task, own ownership) bool {
 	}
 	for _, op := range drops {
 		t.wait(nil, -1, &op.done)
-		ok = ok && op.err == nil
 	}
 	for _, id := range sortedKeys(a.m.boxes) {
 		b := a.m.boxes[id]
-		s := a.sessions[b.key.Session]
-		if s == nil || s.inv.box != id || s.st.Phase == host.Absent && s.op == nil {
+		if !a.isOurs(b) {
 			a.w.cov.hit("stray sandbox removed")
 			a.w.say("%s removes stray sandbox %s", a.m.id, id)
 			delete(a.m.boxes, id)
@@ -65,7 +124,6 @@ func (a *agent) sweep(t *task, own ownership) bool {
 		}
 	}
 	a.dropStale(t, own)
-	return ok
 }
 
 // dropStale removes images that are older than what is saved elsewhere, and says so.
@@ -77,7 +135,7 @@ func (a *agent) dropStale(t *task, own ownership) {
 			continue
 		}
 		if img != nil {
-			if img.attached || img.busy != nil && !img.busy.dead || img.rec.State == host.Dirty && img.rec.Epoch.Compare(ref.Epoch) > 0 {
+			if img.attached || img.busy != nil && !img.busy.dead || img.rec.Droppable(ref.Epoch) != nil {
 				a.w.cov.hit("stale disk kept: it is newer than named")
 				continue
 			}
@@ -121,17 +179,13 @@ func (a *agent) compare(s *sess, own ownership) *operation {
 	if s.op != nil || s.touched >= own.asked {
 		return nil
 	}
-	o := own.owned[s.key]
-	if o != nil && o.Generation == s.st.Generation && o.Epoch == s.st.Epoch {
-		switch {
-		case o.State == sched.Active && (s.st.Phase == host.Absent || s.st.Phase == "") && !s.st.Slept:
-			a.report(s.inv, s.key, "the host has no sandbox of it")
-			return nil
-		case o.State == sched.Active && s.st.Phase == host.Awake,
-			o.State == sched.Waking && s.st.Phase == host.Awake,
-			o.State == sched.Sleeping && (s.st.Phase == host.Awake || s.st.Phase == host.Sleeping):
-			return nil
-		}
+	o := own.of(s)
+	if o != nil && o.State == sched.Active && (s.st.Phase == host.Absent || s.st.Phase == "") && !s.st.Slept {
+		a.report(s.inv, s.key, "the host has no sandbox of it")
+		return nil
+	}
+	if keeps(o, s.st.Phase) {
+		return nil
 	}
 	cmds, err := a.decide(s, host.Disown{}, nil)
 	if err != nil {
