@@ -83,6 +83,7 @@ func BenchmarkSleepingSessionBytes(b *testing.B) {
 			return r
 		})
 		b.ReportMetric(float64(n)/fleetSessions, "restored-bytes/session")
+		runtime.KeepAlive(raw)
 		runtime.KeepAlive(s)
 		runtime.KeepAlive(r)
 	}
