@@ -233,10 +233,11 @@ type fakeScheduler struct {
 	partial bool // answers without the end of the list
 	lease   time.Duration
 	// refuse makes the next commits fail.
-	refuse  int
-	commits int
-	stale   []*corev1.SessionRef
-	load    *schedulerv1.HostLoad
+	refuse   int
+	commits  int
+	accepted int
+	stale    []*corev1.SessionRef
+	load     *schedulerv1.HostLoad
 	// unknown: it does not know this boot's lease until it joins again.
 	unknown bool
 	// slow, if set, holds up the answers to renewals until it is closed.
@@ -313,6 +314,7 @@ func (f *fakeScheduler) commit(_ context.Context, _ bus.Request, req *schedulerv
 		return nil, errs.E("commit", errkind.Conflict, "", "another parent")
 	}
 	o.Manifest = m.GetId()
+	f.accepted++
 	return &schedulerv1.CommitManifestReply{Head: o.Manifest}, nil
 }
 

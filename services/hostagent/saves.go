@@ -74,11 +74,17 @@ func savingRef(on saver.Session) *corev1.SessionRef {
 
 // saving names the disk of a session as it is recorded.
 func (h *host) saving(r inventory.Record) saver.Session {
-	return saver.Session{
+	on := saver.Session{
 		Key: disk.Key{Session: r.Session, Generation: r.Generation}, Tenant: r.Tenant, Epoch: r.Epoch,
 		Keep: keepOf(termsOf(r)),
 	}
+	if len(r.Terms) == 0 {
+		on.Keep = archive.Keep{All: keepAll} // its terms are not known here: nothing is thinned by a guess
+	}
+	return on
 }
+
+const keepAll = 100 * 365 * 24 * time.Hour
 
 // termsOf reads the terms of the wake; none are known of what an older version woke.
 func termsOf(r inventory.Record) *corev1.Terms {

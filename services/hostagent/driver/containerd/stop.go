@@ -22,6 +22,7 @@ import (
 const (
 	unmountTime = 5 * time.Second
 	waitTime    = time.Second
+	killTime    = 2 * time.Second
 )
 
 // Stop implements driver.Driver.
@@ -72,8 +73,9 @@ func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
 	cg, tasks := d.cgroupOf(id), d.ctrd.tasks
 	for {
 		if d.cgroup.Exists(cg) {
-			d.cgroup.Kill(cg)
-			_ = d.cgroup.Freeze(ctx, cg, false)
+			if err := d.kill(ctx, cg); err != nil {
+				d.log.Debug("processes do not end", "sandbox", id, "err", err)
+			}
 		}
 		_, err := call(ctx, tasks.Delete, &tasksapi.DeleteTaskRequest{ContainerID: string(id)})
 		if err == nil || isNotFound(err) {
@@ -87,6 +89,13 @@ func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
 			_, _ = call(ctx, tasks.Kill, &tasksapi.KillRequest{ContainerID: string(id), Signal: uint32(unix.SIGKILL), All: true})
 		}
 	}
+}
+
+// kill ends all processes of a sandbox, also where the lease keeps all of them frozen.
+func (d *Driver) kill(ctx context.Context, cg string) error {
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	return d.cgroup.Stop(ctx, cg)
 }
 
 // wait returns when the sandbox's first process ended, or after a while.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,7 +28,8 @@ const freezeTry = 200 * time.Millisecond
 //   - Version 1: a frozen process waits inside the kernel and takes its SIGKILL only when it is thawed.
 //     So everything is frozen first and then killed: while it is frozen nothing forks, so the list of
 //     processes is whole. The thaw then wakes each in the kernel with SIGKILL pending, which is looked
-//     at before every return to user mode. What cannot be frozen in time (it sleeps in the kernel and
+//     at before every return to user mode; where a cgroup above has to stay frozen, what was killed is
+//     moved out of it instead, which thaws it alone. What cannot be frozen in time (it sleeps in the kernel and
 //     does not take signals) is killed too: it runs no user code until it takes that signal.
 //
 // A process that a runtime is starting in that very moment is found by the next round; none of the
@@ -64,6 +66,9 @@ func (t Tree) stopOnce(ctx context.Context, path string) error {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	var failed []error
+	if t.frozenAbove(path) {
+		return t.release(path)
+	}
 	// What a driver froze by itself has a state of its own: the parent's thaw does not reach it.
 	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 		if err == nil && e.Name() == "freezer.state" {
@@ -72,6 +77,24 @@ func (t Tree) stopOnce(ctx context.Context, path string) error {
 		return nil
 	})
 	return errors.Join(failed...)
+}
+
+// frozenAbove reports that a cgroup above keeps path frozen, whatever its own state is.
+func (t Tree) frozenAbove(path string) bool {
+	n, err := number(filepath.Join(t.root, "freezer", path, "freezer.parent_freezing"))
+	return err == nil && n == 1
+}
+
+// release moves what was killed out of a frozen tree, into the freezer's root: the kernel thaws what it
+// moves, and it dies there. What runs beside it stays frozen.
+func (t Tree) release(path string) error {
+	for _, pid := range t.processes(path) {
+		err := write(filepath.Join(t.root, "freezer", "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
 }
 
 func ignoreGone(err error) error {
