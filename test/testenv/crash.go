@@ -19,10 +19,16 @@ import (
 func (e *Env) Crash() {
 	e.t.Helper()
 	e.Kill()
+	e.clear(e.Dir, e.Marks)
+}
+
+// clear ends what names one of the marks, until nothing is left below dir.
+func (e *Env) clear(dir string, marks []string) {
+	e.t.Helper()
 	end := time.Now().Add(20 * time.Second)
 	for {
-		left := e.killAll()
-		err := errors.Join(e.unmountAll(), e.freeLoops())
+		left := killAll(marks)
+		err := errors.Join(unmountAll(marks), freeLoops(dir))
 		if left == 0 && err == nil {
 			return
 		}
@@ -33,9 +39,9 @@ func (e *Env) Crash() {
 	}
 }
 
-// killAll kills every process that names the installation, and says how many there were.
-func (e *Env) killAll() int {
-	all := residue.Take().About(e.Marks...).Processes
+// killAll kills every process that names one of the marks, and says how many there were.
+func killAll(marks []string) int {
+	all := residue.Take().About(marks...).Processes
 	for _, p := range all {
 		if pid, err := strconv.Atoi(strings.Fields(p)[1]); err == nil {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
@@ -45,16 +51,18 @@ func (e *Env) killAll() int {
 }
 
 // Mounts are the mount points of the installation, in the order in which they were made.
-func (e *Env) Mounts() []string {
-	all := residue.Take().About(e.Marks...).Mounts
+func (e *Env) Mounts() []string { return mountsOf(e.Marks) }
+
+func mountsOf(marks []string) []string {
+	all := residue.Take().About(marks...).Mounts
 	for i := range all {
 		all[i] = strings.TrimPrefix(all[i], "mount ")
 	}
 	return all
 }
 
-func (e *Env) unmountAll() (err error) {
-	all := e.Mounts()
+func unmountAll(marks []string) (err error) {
+	all := mountsOf(marks)
 	for i := len(all) - 1; i >= 0; i-- {
 		thaw(all[i])
 		if uerr := syscall.Unmount(all[i], 0); uerr != nil {
@@ -67,11 +75,11 @@ func (e *Env) unmountAll() (err error) {
 // thaw ends a freeze, if there is one: a file system that is frozen is not unmounted.
 func thaw(mountpoint string) { _ = exec.Command("fsfreeze", "--unfreeze", mountpoint).Run() }
 
-func (e *Env) freeLoops() (err error) {
+func freeLoops(below string) (err error) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, file := range files {
 		raw, rerr := os.ReadFile(file)
-		if rerr != nil || !strings.HasPrefix(string(raw), e.Dir+"/") {
+		if rerr != nil || !strings.HasPrefix(string(raw), below+"/") {
 			continue
 		}
 		dev := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
@@ -81,7 +89,7 @@ func (e *Env) freeLoops() (err error) {
 	return err
 }
 
-// HostDir is where the host keeps what is its own.
+// HostDir is where the host keeps what is its own; of a cluster's hosts see Member.Dir.
 func (e *Env) HostDir() string { return filepath.Join(e.Dir, "host", "local") }
 
 // PoolFile is the file that the host's disks lie in.

@@ -1,5 +1,6 @@
 // Package testenv runs the real Berth for a test: `berth up` as a process of
-// its own in a private folder, with the pinned runtimes and the default image.
+// its own, or a cluster of processes in network namespaces, in a private
+// folder, with the pinned runtimes and the default image.
 // It guarantees that what the test started is stopped and that the host is as
 // it was, and fails the test otherwise.
 package testenv
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,12 +24,18 @@ import (
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
-// Env is a running installation.
+// Env is a running installation. Kill, PID, URL and the like are those of the
+// `berth up` process: in a cluster the supervisor's, and Kill ends every
+// member with it.
 type Env struct {
 	t    *testing.T
 	Bin  string
 	Dir  string
 	Args []string
+	// Many tells a cluster of processes; Member, Cut and what else handles
+	// members and links works only there, and HostDir, PoolDir, PoolFile and
+	// LosePool only in one process.
+	Many bool
 	// marks of this installation, kept after its process has ended.
 	marks []string
 	*upproc.Process
@@ -51,22 +59,34 @@ func Prepare(t *testing.T, args ...string) *Env {
 		t.Fatal(err)
 	}
 	args = append([]string{"--image-store", imageStore()}, args...)
-	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, marks: []string{dir}}
+	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}}
 	t.Cleanup(func() {
 		e.Down()
 		if left := residue.Take().About(e.marks...); !left.Empty() {
 			t.Errorf("left on the host: %s", left)
 		}
 		if t.Failed() {
-			raw, _ := os.ReadFile(filepath.Join(dir, "up.log"))
-			lines := strings.Split(string(raw), "\n")
-			t.Logf("end of up.log:\n%s", strings.Join(lines[max(0, len(lines)-60):], "\n"))
+			e.logTails()
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Errorf("remove the state folder: %v", err)
 		}
 	})
 	return e
+}
+
+// logTails prints the end of what every process wrote.
+func (e *Env) logTails() {
+	members, _ := filepath.Glob(filepath.Join(e.Dir, "log", "*.log"))
+	for _, file := range append([]string{filepath.Join(e.Dir, "up.log")}, members...) {
+		most := 60
+		if e.Many {
+			most = 20
+		}
+		raw, _ := os.ReadFile(file)
+		lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+		e.t.Logf("end of %s:\n%s", filepath.Base(file), strings.Join(lines[max(0, len(lines)-most):], "\n"))
+	}
 }
 
 // imageStore is shared by all tests, which run one after the other, so that the
@@ -125,7 +145,12 @@ func (e *Env) Up() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.Process, e.marks = p, p.Marks
+	e.Process = p
+	for _, m := range p.Marks { // a cluster's namespaces are others at every start
+		if !slices.Contains(e.marks, m) {
+			e.marks = append(e.marks, m)
+		}
+	}
 }
 
 // Down stops it in order; what was killed before is started once more, so that
@@ -145,6 +170,9 @@ func (e *Env) Down() {
 		}
 		e.Process = p
 	default:
+		if e.Many {
+			e.undo()
+		}
 	}
 	if err := e.Stop(); err != nil {
 		e.t.Errorf("stop berth up: %v", err)

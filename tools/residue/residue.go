@@ -1,5 +1,6 @@
 // Package residue looks at what runs or is mounted on a host for sandboxes:
-// processes, mounts, cgroups and loop devices. It only looks. A difference of
+// processes, mounts, cgroups and loop devices; and for clusters of processes:
+// members, TUN devices and network namespaces. It only looks. A difference of
 // two looks is what came in between.
 package residue
 
@@ -16,14 +17,17 @@ import (
 // Residue is one look.
 type Residue struct {
 	Processes, Mounts, Cgroups, Loops []string
+	// Devices are TUN devices of this namespace; Namespaces are other network
+	// namespaces than this one that a process is in.
+	Devices, Namespaces []string
 }
 
 // programs are those whose processes count, besides all in a cgroup of ours.
-var programs = []string{"containerd", "runsc", "runc", "berth-guest", "/run/berth/guest", "berth-watchdog"}
+var programs = []string{"containerd", "runsc", "runc", "berth-guest", "/run/berth/guest", "berth-watchdog", "berth run "}
 
 // Take looks at the whole host.
 func Take() Residue {
-	return Residue{processes(), mounts(), cgroups(), loops()}
+	return Residue{processes(), mounts(), cgroups(), loops(), devices(), namespaces()}
 }
 
 func processes() (out []string) {
@@ -87,13 +91,38 @@ func loops() (out []string) {
 	return out
 }
 
+func devices() (out []string) {
+	files, _ := filepath.Glob("/sys/class/net/*/tun_flags")
+	for _, f := range files {
+		out = append(out, "device "+filepath.Base(filepath.Dir(f)))
+	}
+	return out
+}
+
+// namespaces names one process in each: net:[inode] is what tells them apart.
+func namespaces() (out []string) {
+	own, _ := os.Readlink("/proc/self/ns/net")
+	seen := map[string]bool{own: true, "": true}
+	links, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, l := range links {
+		ns, _ := os.Readlink(l)
+		if seen[ns] {
+			continue
+		}
+		seen[ns] = true
+		pid := filepath.Base(filepath.Dir(filepath.Dir(l)))
+		raw, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		out = append(out, fmt.Sprintf("namespace %s of process %s %s", ns, pid, strings.ReplaceAll(string(raw), "\x00", " ")))
+	}
+	return out
+}
+
 // Since is what is there now and was not in before.
 func (r Residue) Since(before Residue) Residue {
 	sub := func(now, then []string) []string {
 		return slices.DeleteFunc(slices.Clone(now), func(s string) bool { return slices.Contains(then, s) })
 	}
-	return Residue{sub(r.Processes, before.Processes), sub(r.Mounts, before.Mounts),
-		sub(r.Cgroups, before.Cgroups), sub(r.Loops, before.Loops)}
+	return r.with(before, sub)
 }
 
 // About keeps what names one of the words: a session's key, a state folder.
@@ -103,19 +132,32 @@ func (r Residue) About(words ...string) Residue {
 			return !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(s, w) })
 		})
 	}
-	return Residue{keep(r.Processes), keep(r.Mounts), keep(r.Cgroups), keep(r.Loops)}
+	return r.with(Residue{}, func(all, _ []string) []string { return keep(all) })
+}
+
+// with applies f to each kind of r and other.
+func (r Residue) with(other Residue, f func(mine, theirs []string) []string) Residue {
+	return Residue{f(r.Processes, other.Processes), f(r.Mounts, other.Mounts), f(r.Cgroups, other.Cgroups),
+		f(r.Loops, other.Loops), f(r.Devices, other.Devices), f(r.Namespaces, other.Namespaces)}
+}
+
+func (r Residue) all() []string {
+	return slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops, r.Devices, r.Namespaces)
 }
 
 // Empty reports whether there is nothing.
 func (r Residue) Empty() bool {
-	return len(r.Processes)+len(r.Mounts)+len(r.Cgroups)+len(r.Loops) == 0
+	return len(r.all()) == 0
 }
 
 // String counts, and names the first few.
 func (r Residue) String() string {
 	s := fmt.Sprintf("%d processes, %d mounts, %d cgroups, %d loop devices",
 		len(r.Processes), len(r.Mounts), len(r.Cgroups), len(r.Loops))
-	for _, what := range slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops) {
+	if n := len(r.Devices) + len(r.Namespaces); n > 0 {
+		s += fmt.Sprintf(", %d network devices and namespaces", n)
+	}
+	for _, what := range r.all() {
 		if len(s) < 500 {
 			s += fmt.Sprintf("; %.100s", what)
 		}

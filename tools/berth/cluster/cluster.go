@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/tools/berth/cluster/control"
+	"github.com/berth-dev/berth/tools/berth/cluster/wire"
 	"github.com/berth-dev/berth/tools/berth/stack"
 )
 
@@ -68,6 +69,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, say Say, ready func(
 		return err
 	}
 	if err := stack.RemoveInfo(cfg.Stack.Dir); err != nil {
+		return err
+	}
+	if err := awaitGone(ctx, filepath.Join(cfg.Stack.Dir, "run")); err != nil {
 		return err
 	}
 	s := &supervisor{cfg: cfg, log: log, say: say}
@@ -261,18 +265,29 @@ func (s *supervisor) stop() {
 	}
 }
 
-// drain puts sessions to sleep, if there is anybody to ask. A member that is paused or held, or a link
-// that is cut, may keep that from working; what stays awake is taken over by the next start.
-func (s *supervisor) drain() {
-	s.say("putting sessions to sleep")
-	for _, m := range s.all() {
-		m.mu.Lock()
-		cmd, paused := m.cmd, m.state == control.Paused
-		m.mu.Unlock()
-		if cmd != nil && paused {
-			_ = m.act(context.Background(), control.Resume)
+// heal undoes what tests did to links and members, so that an orderly stop finds everybody. A member
+// that is held stays away.
+func (s *supervisor) heal() {
+	names := s.net.sw.Names()
+	for _, from := range names {
+		for _, to := range names {
+			if from != to {
+				_ = s.net.sw.Set(from, to, wire.Rule{}) // both are there
+			}
 		}
 	}
+	for _, m := range s.all() {
+		if m.show().State == control.Paused {
+			_ = m.act(context.Background(), control.Resume) // it may have been killed meanwhile
+		}
+	}
+}
+
+// drain puts sessions to sleep, if there is anybody to ask. What stays awake is taken over by the next
+// start.
+func (s *supervisor) drain() {
+	s.say("putting sessions to sleep")
+	s.heal()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTime)
 	defer cancel()
 	login, err := bus.ReadLogin(bus.LoginPath(s.cfg.Stack.Dir, subjects.Service("lifecycle")))

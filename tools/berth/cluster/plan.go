@@ -218,6 +218,9 @@ func (p *planner) host(i int, share hostagent.Capacity) hostagent.Config {
 	for k, v := range cfg.Labels {
 		cfg.Labels[k] = number.Replace(v)
 	}
+	if p.cfg.Hosts > 1 {
+		cfg.Fence = "stop" // another host takes the sessions
+	}
 	cfg.Dir = p.dir("host", cfg.Host)
 	cfg.Capacity = share
 	if cfg.ImageStore != "" {

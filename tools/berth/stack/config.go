@@ -51,6 +51,7 @@ type Config struct {
 func NewConfig() Config {
 	host := hostagent.NewConfig()
 	host.Host = "local"
+	host.Fence = "freeze" // no other host could take its sessions: memory is worth more
 	return Config{
 		Dir: "/var/lib/berth", Listen: "127.0.0.1:4222",
 		Tenants: []string{"acme", "globex"}, Frontends: []string{"web", "cli"},

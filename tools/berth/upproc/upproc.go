@@ -11,12 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/berth-dev/berth/sdk"
 )
+
+// stopTime is what sessions, and the members of a cluster, get to end in order.
+const stopTime = 3 * time.Minute
 
 // Options of one process.
 type Options struct {
@@ -55,7 +59,11 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 	}
 	defer log.Close()
 	p := &Process{opts: o, done: make(chan struct{})}
-	p.cmd = exec.Command(o.Bin, append([]string{"up", "--dir", o.Dir, "--listen", "127.0.0.1:0"}, o.Args...)...)
+	args := []string{"up", "--dir", o.Dir}
+	if !Many(o.Args) { // servers of a cluster have addresses of their own
+		args = append(args, "--listen", "127.0.0.1:0")
+	}
+	p.cmd = exec.Command(o.Bin, append(args, o.Args...)...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.Env = append(os.Environ(), o.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is for the parent
@@ -68,6 +76,20 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// Many reports whether the arguments ask for a cluster of processes.
+func Many(args []string) bool {
+	for i, a := range args {
+		flag, n, ok := strings.Cut(a, "=")
+		if !ok && i+1 < len(args) {
+			n = args[i+1]
+		}
+		if slices.Contains([]string{"--hosts", "--schedulers", "--nats"}, flag) && n != "1" {
+			return true
+		}
+	}
+	return false
 }
 
 func (p *Process) awaitReady(ctx context.Context) error {
@@ -115,17 +137,20 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.done:
 		return p.err
-	case <-time.After(90 * time.Second):
+	case <-time.After(stopTime):
 		p.Kill()
-		return errors.New("berth up did not stop within 90 s and was killed")
+		return fmt.Errorf("berth up did not stop within %s and was killed", stopTime)
 	}
 }
 
-// Kill ends it with SIGKILL and waits.
+// Kill ends it with SIGKILL and waits; members of a cluster die with it, a moment later.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // it may have ended by itself
 	<-p.done
 }
+
+// PID of the process; members of a cluster have their own.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // ClientFile is the path of a client's login: "operator" or "fe-<tenant>-<frontend>".
 func (p *Process) ClientFile(name string) string {
