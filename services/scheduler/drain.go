@@ -122,8 +122,8 @@ func drainStep(s *core.Session, h ids.Host, late bool) (core.Entry, bool) {
 	case core.Asleep, core.Paused, core.Failed:
 		switch {
 		case s.NeedsStop || s.Wake != nil:
-		case s.Dirty && s.Newest == h:
-			return core.Entry{Save: &core.Save{Ref: refOf(s), Host: h}}, true
+		case s.Dirty: // also where h has nothing of it but the epoch of a wake that failed
+			return core.Entry{Save: &core.Save{Ref: refOf(s), Host: s.Newest}}, true
 		case !s.Dirty && s.Host == h:
 			return core.Entry{Move: &core.Move{Session: s.Key, Generation: s.Generation, Host: h}}, true
 		}
