@@ -89,6 +89,28 @@ func BenchmarkSleepingSessionBytes(b *testing.B) {
 	}
 }
 
+// TestSleepingSessionStaysSmall: a sleeping session takes less than 1 KiB, also
+// after a restore.
+func TestSleepingSessionStaysSmall(t *testing.T) {
+	const sessions = 5000
+	n, s := heapOf(func() *State { s, _ := Fill(10, sessions); return s })
+	raw := dump(t, s)
+	m, r := heapOf(func() *State {
+		r, err := ReadState(bytes.NewReader(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	})
+	runtime.KeepAlive(raw)
+	runtime.KeepAlive(s)
+	runtime.KeepAlive(r)
+	if n/sessions >= 1024 || m/sessions >= 1024 {
+		t.Errorf("%d bytes, %d after a restore", n/sessions, m/sessions)
+	}
+	t.Logf("%d bytes, %d after a restore", n/sessions, m/sessions)
+}
+
 func BenchmarkSnapshot100k(b *testing.B) {
 	s, _ := fleet()
 	for b.Loop() {

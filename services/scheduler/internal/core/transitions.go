@@ -202,6 +202,7 @@ func Deadlines() []Deadline {
 	return []Deadline{
 		{New, "the open's deadline", "placed again with back-off until then; then failed"},
 		{Waking, "the open's deadline, each try at most the wake time-out", "placed again under a new epoch up to three times, else failed"},
+		{Asleep, "while an open or a handoff waits: its deadline", "placed again with back-off until then; then it rests"},
 		{Sleeping, "the sleep time-out of each try", "tried again with back-off for ever; displaced when the host is lost, or when its disk cannot be saved and an open waits"},
 		{Deleting, "the delete time-out of each try", "tried again with back-off for ever; an absent host erases when it is back"},
 	}
