@@ -102,7 +102,10 @@ func (x *tx) forgetRecords() {
 		q[n].r = &kept
 		again = append(again, q[n])
 	}
-	x.s.recordQ = append(q[n:], again...)
+	clear(q[:n]) // the array behind the queue stays for a while
+	if x.s.recordQ = append(q[n:], again...); len(x.s.recordQ) == 0 {
+		x.s.recordQ = nil
+	}
 }
 
 // keep adds a record as the newest.

@@ -375,7 +375,9 @@ func (x *tx) trim(t *Trim) Outcome {
 		x.s.outbox[n] = nil
 		n++
 	}
-	x.s.outbox = x.s.outbox[n:]
+	if x.s.outbox = x.s.outbox[n:]; len(x.s.outbox) == 0 {
+		x.s.outbox = nil
+	}
 	return Outcome{}
 }
 
