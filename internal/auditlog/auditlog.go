@@ -1,5 +1,5 @@
 // Package auditlog records what a service decided, beside the path of the
-// request. It guarantees order per Log, that nothing is dropped while the bus
+// request: while JetStream has no leader, requests go on and records wait. It guarantees order per Log, that nothing is dropped while the bus
 // can be written within a minute, and backpressure instead of loss: when its
 // queue is full, Record waits. What could not be written in time is logged as
 // an error without its body.
@@ -66,7 +66,22 @@ func New(conn *bus.Conn, log *slog.Logger) *Log {
 // Record queues a record. It keeps body; ctx serves tracing only. It must not
 // be called after Close.
 func (l *Log) Record(ctx context.Context, subject string, body proto.Message) {
-	l.in <- record{ctx: context.WithoutCancel(ctx), subject: subject, body: body, at: time.Now(), id: "audit-" + l.conn.Self().Name() + "-" + nuid.Next()}
+	l.in <- l.record(ctx, subject, body)
+}
+
+// Offer is Record for what may rather be lost than waited for: when the queue
+// is full, after minutes without a bus that can be written, it says false.
+func (l *Log) Offer(ctx context.Context, subject string, body proto.Message) bool {
+	select {
+	case l.in <- l.record(ctx, subject, body):
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *Log) record(ctx context.Context, subject string, body proto.Message) record {
+	return record{ctx: context.WithoutCancel(ctx), subject: subject, body: body, at: time.Now(), id: "audit-" + l.conn.Self().Name() + "-" + nuid.Next()}
 }
 
 func (l *Log) publish(r record) (bus.Future, error) {

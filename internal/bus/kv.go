@@ -22,11 +22,15 @@ type Bucket struct {
 
 // OpenBucket opens a bucket of the catalogue; only its owner may.
 func (c *Conn) OpenBucket(ctx context.Context, name string) (*Bucket, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := withTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ctx, done := c.failFast(ctx, "$JS.API.STREAM.INFO.KV_"+name)
 	defer done()
-	kv, err := c.js.KeyValue(ctx, name)
+	var kv jetstream.KeyValue
+	err := whileAway(ctx, readWait, func(ctx context.Context) (err error) {
+		kv, err = c.js.KeyValue(ctx, name)
+		return err
+	})
 	if err != nil {
 		return nil, c.kvFailed("open bucket", name, err)
 	}
@@ -167,7 +171,13 @@ func (c *Conn) lastMsg(ctx context.Context, stream, subject string) (*jetstream.
 
 // Keys lists the keys that exist; none is no error.
 func (b *Bucket) Keys(ctx context.Context) ([]string, error) {
-	keys, err := b.kv.Keys(ctx)
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	var keys []string
+	err := whileAway(ctx, 10*time.Second, func(ctx context.Context) (err error) {
+		keys, err = b.kv.Keys(ctx)
+		return err
+	})
 	if errors.Is(err, jetstream.ErrNoKeysFound) {
 		return nil, nil
 	}

@@ -26,6 +26,9 @@ import (
 const (
 	firstPause = 10 * time.Millisecond
 	mostPause  = 500 * time.Millisecond
+	// young is the age below which a request is not sent again at once: it was
+	// most likely sent to the very replica whose word is heard.
+	young = 100 * time.Millisecond
 	// settle is how long a service of which any replica answers may be
 	// unknown to the bus: longer than a reconnect to another node, shorter
 	// than the patience of somebody whose service is not there at all.
@@ -79,6 +82,7 @@ func (c *Conn) repeat(ctx context.Context, service, subject string, body []byte)
 		if err := c.attempt(ctx, r, subject, body); err != nil {
 			return nil, err
 		}
+		sent := time.Now()
 		var due <-chan time.Time
 		for waiting := true; waiting; {
 			select {
@@ -95,7 +99,12 @@ func (c *Conn) repeat(ctx context.Context, service, subject string, body []byte)
 			case <-due:
 				waiting = false
 			case <-r.again:
-				waiting, pause = false, firstPause
+				pause = firstPause
+				if age := time.Since(sent); age >= young {
+					waiting = false
+				} else if due == nil {
+					due = time.After(young - age)
+				}
 			case <-ctx.Done():
 				return c.unanswered(ctx, r, subject)
 			}

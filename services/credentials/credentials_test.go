@@ -281,7 +281,8 @@ func (w *world) dataKey(t *testing.T, c *bus.Conn, s *corev1.SessionRef) ([]byte
 	if err != nil {
 		t.Fatal(err)
 	}
-	reply, err := bus.Invoke[*credentialsv1.DataKeyReply](t.Context(), c, "credentials", "datakey",
+	// Call and not Invoke: one request, also while credentials says that it serves.
+	reply, err := bus.Call[*credentialsv1.DataKeyReply](t.Context(), c, subjects.RPC("credentials", "datakey", c.Self()),
 		&credentialsv1.DataKeyRequest{Session: s, HostKey: string(key.Public())})
 	if err != nil {
 		return nil, err

@@ -164,7 +164,15 @@ func (s store) dropRevocation(ctx context.Context, g core.Generation) error {
 //   - the revocation on the list refuses it;
 //   - scheduler, asked after the key was made, does not own the generation.
 func (s store) dataKey(ctx context.Context, g core.Generation, over func(context.Context) error) ([]byte, error) {
-	key, err := s.dataKeys.Get(ctx, name(g))
+	// From any replica of the bucket: a session that is restored on another host
+	// must not wait until the bucket has a leader, 4 to 8 s after its node died.
+	// A key never changes, so what such a replica may be late with is that the
+	// key was made, which its leader is asked for next, or that it was destroyed,
+	// which scheduler knows.
+	key, err := s.dataKeys.GetAny(ctx, name(g))
+	if errs.Is(err, errkind.NotFound) {
+		key, err = s.dataKeys.Get(ctx, name(g))
+	}
 	if errs.Is(err, errkind.NotFound) {
 		if err := s.makeDataKey(ctx, g, over); err != nil {
 			return nil, err
@@ -180,8 +188,9 @@ func (s store) dataKey(ctx context.Context, g core.Generation, over func(context
 	if len(key) != dataKeyBytes {
 		return nil, errs.E("data key", errkind.DataLoss, name(g), "it is malformed")
 	}
-	// A revoke that was acknowledged while the key was read counts.
-	return key, s.alive(ctx, g)
+	// A revoke that was acknowledged while the key was read counts: scheduler
+	// asks for one only after it has committed the deletion.
+	return key, over(ctx)
 }
 
 func (s store) makeDataKey(ctx context.Context, g core.Generation, over func(context.Context) error) error {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/berth-dev/berth/internal/auditlog"
 	"github.com/berth-dev/berth/internal/bus"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
@@ -58,6 +59,7 @@ func NewConfig() Config {
 // service is the running lifecycle.
 type service struct {
 	conn   *bus.Conn
+	events *auditlog.Log // what lifecycle tells, beside its answers
 	policy Policy
 	log    *slog.Logger
 	now    func() time.Time
@@ -72,7 +74,8 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if cfg.RebuildEvery <= 0 {
 		return fmt.Errorf("lifecycle: rebuild_every is %s, it must be more than 0", cfg.RebuildEvery)
 	}
-	s := &service{conn: conn, policy: cfg.Policy, log: log, now: time.Now}
+	s := &service{conn: conn, policy: cfg.Policy, log: log, now: time.Now, events: auditlog.New(conn, log)}
+	defer s.told() // last: until then something may be told
 	micro, err := conn.Serve(ctx, bus.ServiceConfig{Name: "lifecycle", Description: "when, and under what terms"})
 	if err != nil {
 		return err
@@ -92,9 +95,18 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if ready != nil {
 		ready()
 	}
-	go s.rebuild(ctx, cfg.RebuildEvery)
+	rebuilt := make(chan struct{})
+	go func() { defer close(rebuilt); s.rebuild(ctx, cfg.RebuildEvery) }()
 	<-ctx.Done()
+	<-rebuilt
 	return nil
+}
+
+// told waits a while for what was told to be stored.
+func (s *service) told() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	s.events.Close(ctx)
 }
 
 // consume follows scheduler's events and the timers that are due.

@@ -68,6 +68,15 @@ func (v *Vault) Get(ctx context.Context, key string) ([]byte, error) {
 	return v.open(ctx, key, raw)
 }
 
+// GetAny is Get from any replica of the bucket; see bus.Bucket.GetAny.
+func (v *Vault) GetAny(ctx context.Context, key string) ([]byte, error) {
+	raw, _, err := v.bucket.GetAny(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return v.open(ctx, key, raw)
+}
+
 func (v *Vault) open(ctx context.Context, key string, raw []byte) ([]byte, error) {
 	const op = "read encrypted record"
 	id := v.name + "/" + key
