@@ -117,3 +117,29 @@ func TestPlaceGolden(t *testing.T) {
 		t.Errorf("%d files in the run folder", len(left))
 	}
 }
+
+// TestTheMarginLeavesTheWatchdogTime: a margin too short for its looks, and an unknown fence, are refused.
+func TestTheMarginLeavesTheWatchdogTime(t *testing.T) {
+	good := NewConfig()
+	good.Host, good.Dir = "h1", t.TempDir()
+	if err := good.check(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*Config){
+		"margin":    func(c *Config) { c.Margin = 399 * time.Millisecond },
+		"no margin": func(c *Config) { c.Margin = 0 },
+		"fence":     func(c *Config) { c.Fence = "thaw" },
+	} {
+		c := good
+		change(&c)
+		if err := c.check(); !errs.Is(err, errkind.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	now := 100 * time.Second
+	l := heldLease(&now)
+	l.margin = 30 * time.Second // more than the lease has
+	if left := l.left(); left != leaseTerm-leaseTerm/4 {
+		t.Errorf("a margin that is longer than the lease leaves %s", left)
+	}
+}

@@ -32,6 +32,7 @@ const forgetAfter = time.Hour
 func (h *host) sweeps(ctx context.Context) {
 	tick := time.NewTicker(h.cfg.Sweep)
 	defer tick.Stop()
+	pause := settleAgain
 	for {
 		select {
 		case <-ctx.Done():
@@ -50,14 +51,20 @@ func (h *host) sweeps(ctx context.Context) {
 			h.log.Warn("the sweep is not complete", "error", err)
 		}
 		if h.lease.over() { // soon again: until then nothing runs here
-			time.AfterFunc(settleAgain, h.askRejoin)
+			time.AfterFunc(pause, h.askRejoin)
+			pause = min(2*pause, settleSlow)
+		} else {
+			pause = settleAgain
 		}
 		h.tellFacts(ctx, false)
 	}
 }
 
-// settleAgain is the pause before a host that lost its lease compares itself once more.
-const settleAgain = 500 * time.Millisecond
+// The pauses before a host that lost its lease compares itself once more, the first and the longest.
+const (
+	settleAgain = 500 * time.Millisecond
+	settleSlow  = 5 * time.Second
+)
 
 // sweep brings the host to what it owns. It needs an answer of scheduler that is positive, fresh
 // and complete, and a driver that can list; without either nothing is touched.

@@ -124,11 +124,12 @@ func parse(t *testing.T, words []string) Event {
 	_, force := args["force"]
 	_, failed := args["failed"]
 	_, oom := args["oom"]
+	_, atRest := args["atrest"]
 	switch words[0] {
 	case "wake":
 		return Wake{g, e}
 	case "sleep":
-		return Sleep{Generation: g, Epoch: e, IdleSince: at("idle"), Force: force}
+		return Sleep{Generation: g, Epoch: e, IdleSince: at("idle"), Force: force, AtRest: atRest, Why: args["why"]}
 	case "delete":
 		return Delete{g}
 	case "admit":
@@ -211,6 +212,7 @@ func drawEvent(t *rapid.T, running Op) Event {
 	e := ids.Epoch{Incarnation: 1, Index: rapid.Uint64Range(1, 4).Draw(t, "e")}
 	at := epoch0.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "at")) * time.Second)
 	kinds := []Event{Wake{g, e}, Sleep{Generation: g, Epoch: e, IdleSince: at}, Sleep{Generation: g, Epoch: e, Force: true},
+		Sleep{Generation: g, Epoch: e, AtRest: rapid.Bool().Draw(t, "at rest")},
 		Delete{g}, Admit{g, e, at}, Release{at}, Lost{Epoch: e}, Disown{}}
 	if running == OpSleep {
 		kinds = append(kinds, Stop{})

@@ -168,7 +168,13 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		s.Running, s.Stopping = true, true
 		return s, []Command{Start{OpSleep}}, nil
 	case Waking:
-		return s, nil, &Refusal{Kind: errkind.Busy, Reason: "the session is waking", Since: s.LastActivity}
+		switch {
+		case !ev.Force:
+			return s, nil, &Refusal{Kind: errkind.Busy, Reason: "the session is waking", Since: s.LastActivity}
+		case s.Running: // nobody waits for this wake any more: it was placed again elsewhere
+			return s, []Command{Cancel{}, Retry{}}, nil
+		}
+		return drop(s, "its wake was given up", Retry{})
 	case Deleting:
 		return s, nil, refuse(errkind.Superseded, "the session is being deleted")
 	}
