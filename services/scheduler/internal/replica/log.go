@@ -10,7 +10,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
-	"github.com/hashicorp/raft-wal/metadb"
 	"go.etcd.io/bbolt"
 )
 
@@ -21,12 +20,11 @@ const segmentSize = 16 << 20
 // term and vote in a small database, whose lock also keeps a second process out.
 type logStore struct {
 	entries *wal.WAL
-	meta    *metadb.BoltMetaDB
 	stable  *raftboltdb.BoltStore
 }
 
 func openLog(dir string, logger hclog.Logger) (l *logStore, err error) {
-	l = &logStore{meta: &metadb.BoltMetaDB{}}
+	l = &logStore{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -47,19 +45,17 @@ func openLog(dir string, logger hclog.Logger) (l *logStore, err error) {
 	if err := os.MkdirAll(entries, 0o700); err != nil {
 		return l, fmt.Errorf("open log: %w", err)
 	}
-	l.entries, err = wal.Open(entries, wal.WithMetaStore(l.meta), wal.WithSegmentSize(segmentSize), wal.WithLogger(logger))
+	l.entries, err = wal.Open(entries, wal.WithSegmentSize(segmentSize), wal.WithLogger(logger))
 	if err != nil {
 		return l, fmt.Errorf("open log: %w", err)
 	}
 	return l, nil
 }
 
-// close also closes the log's index, which the log itself leaves open, so that
-// the same process can open it again.
 func (l *logStore) close() error {
 	var errs []error
 	if l.entries != nil {
-		errs = append(errs, l.entries.Close(), l.meta.Close())
+		errs = append(errs, l.entries.Close())
 	}
 	if l.stable != nil {
 		errs = append(errs, l.stable.Close())

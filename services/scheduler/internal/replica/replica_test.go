@@ -112,3 +112,48 @@ func TestDecodeOfNewerEntryIsRefused(t *testing.T) {
 		t.Error("an entry of a newer format was read")
 	}
 }
+
+// TestLogWhoseLastEntriesWereTakenBackOpensAgain: a follower takes back what
+// an earlier leader could not commit (hashicorp/raft-wal 31: it could not be
+// started again).
+func TestLogWhoseLastEntriesWereTakenBackOpensAgain(t *testing.T) {
+	dir := t.TempDir()
+	logger := newLogger(quiet())
+	store := func(l *logStore, from, to, term uint64) {
+		t.Helper()
+		var all []*raft.Log
+		for n := from; n <= to; n++ {
+			all = append(all, &raft.Log{Index: n, Term: term, Data: []byte("entry")})
+		}
+		if err := l.entries.StoreLogs(all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := openLog(dir, logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store(l, 1, 20, 1)
+	for round := range uint64(3) {
+		from := 15 + round
+		if err := l.entries.DeleteRange(from, 20); err != nil {
+			t.Fatal(err)
+		}
+		store(l, from, 20, 2+round)
+		if err := l.close(); err != nil {
+			t.Fatal(err)
+		}
+		if l, err = openLog(dir, logger); err != nil {
+			t.Fatal(err)
+		}
+		for n := uint64(1); n <= 20; n++ {
+			var e raft.Log
+			if err := l.entries.GetLog(n, &e); err != nil || n < 15 && e.Term != 1 || n >= from && e.Term != 2+round {
+				t.Fatalf("round %d: entry %d is of term %d: %v", round, n, e.Term, err)
+			}
+		}
+	}
+	if err := l.close(); err != nil {
+		t.Fatal(err)
+	}
+}
