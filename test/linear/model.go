@@ -69,7 +69,7 @@ type Input struct {
 
 // Output is what was answered.
 type Output struct {
-	// Unknown: no answer came; it may have happened, at the call or later.
+	// Unknown: it may have happened between call and return, or not at all.
 	Unknown bool
 	// None: there never was such a session.
 	None              bool
@@ -104,12 +104,18 @@ const Forever = time.Duration(math.MaxInt64)
 
 // Model is the sequential specification, one session a partition.
 func Model() porcupine.Model {
-	return porcupine.Model{
+	m := porcupine.NondeterministicModel{
 		Partition: partition,
-		Init:      func() any { return state{} },
-		Step: func(s, in, out any) (bool, any) {
-			next, ok := step(s.(state), in.(Input), out.(Output))
-			return ok, next
+		Init:      func() []any { return []any{state{}} },
+		Step: func(s, in, out any) (all []any) {
+			was := s.(state)
+			if next, ok := step(was, in.(Input), out.(Output)); ok {
+				all = append(all, next)
+			}
+			if out.(Output).Unknown { // it did not happen, or what follows of it happens by itself
+				all = append(all, was)
+			}
+			return all
 		},
 		DescribeOperation: func(in, out any) string { return describe(in.(Input), out.(Output)) },
 		DescribeState: func(s any) string {
@@ -117,6 +123,7 @@ func Model() porcupine.Model {
 			return fmt.Sprintf("g%s e%s@%s level %d head %s r%d", v.generation, v.epoch, v.host, v.level, v.head, v.revision)
 		},
 	}
+	return m.ToModel()
 }
 
 func partition(all []porcupine.Operation) (out [][]porcupine.Operation) {
@@ -135,9 +142,9 @@ func partition(all []porcupine.Operation) (out [][]porcupine.Operation) {
 func step(s state, in Input, out Output) (state, bool) {
 	switch {
 	case in.Kind == Commit:
-		return commit(s, in, out)
+		return commit(s, in)
 	case out.Unknown:
-		return s, true // what follows of it happens by itself
+		return s, false
 	case out.None:
 		return s, s == state{}
 	}
@@ -198,13 +205,11 @@ func forward(s state, out Output) (state, bool) {
 }
 
 // commit is a compare-and-swap on the head, by the owner of the epoch.
-func commit(s state, in Input, out Output) (state, bool) {
+func commit(s state, in Input) (state, bool) {
 	next, ok := forward(s, Output{Generation: in.Generation, Epoch: in.Epoch, Host: in.Host, Phase: Active})
-	if ok = ok && next.head == in.Parent; ok {
-		next.head = in.ID
-		return next, true
-	}
-	return s, out.Unknown
+	ok = ok && next.head == in.Parent
+	next.head = in.ID
+	return next, ok
 }
 
 func describe(in Input, out Output) string {

@@ -69,6 +69,10 @@ func TestCheckerFindsWhatIsWrong(t *testing.T) {
 		{"an unknown commit did not happen", true, base().unknown(commits(5, "h2", "m1", "m2")).add(show(), said(Active, 5, "h2", "m1"))},
 		{"an unknown commit happened late", true, base().unknown(commits(5, "h2", "m1", "m2")).add(show(), said(Active, 5, "h2", "m1")).
 			add(show(), said(Active, 5, "h2", "m2"))},
+		{"a refused commit did not happen", true, base().add(commits(5, "h2", "m1", "m2"), Output{Unknown: true}).add(show(), said(Active, 5, "h2", "m1"))},
+		{"a refused commit happened", true, base().add(commits(5, "h2", "m1", "m2"), Output{Unknown: true}).add(show(), said(Active, 5, "h2", "m2"))},
+		{"a refused commit happened after its answer", false, base().add(commits(5, "h2", "m1", "m2"), Output{Unknown: true}).
+			add(show(), said(Active, 5, "h2", "m1")).add(show(), said(Active, 5, "h2", "m2"))},
 		{"an unknown commit was taken back", false, base().unknown(commits(5, "h2", "m1", "m2")).add(show(), said(Active, 5, "h2", "m2")).
 			add(show(), said(Active, 5, "h2", "m1"))},
 		{"back from the dead", false, base().add(remove, said(Deleted, 5, "", "")).add(show(), said(Active, 5, "h2", "m1"))},
