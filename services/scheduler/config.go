@@ -90,6 +90,8 @@ type Config struct {
 	Ready func() `json:"-" yaml:"-"`
 	// Fatal must end the process; the default logs and exits with 70.
 	Fatal func(error) `json:"-" yaml:"-"`
+
+	onLead func(*leader) // of tests
 }
 
 // NewConfig returns the defaults for a state folder.

@@ -92,6 +92,9 @@ func (l *leader) run(ctx context.Context) error {
 	for _, loop := range []func(context.Context) error{l.outbox.run, l.queue.run, l.watchLeases, l.tick, l.tidyUp, l.drain} {
 		g.Go(func() error { return loop(gctx) })
 	}
+	if l.cfg.onLead != nil {
+		l.cfg.onLead(l)
+	}
 	if l.cfg.Ready != nil {
 		l.cfg.Ready()
 	}

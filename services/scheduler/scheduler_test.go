@@ -387,10 +387,12 @@ func TestDeleteWhileHostIsAway(t *testing.T) {
 	must[wakeReply](t)(w.open(1, "r1"))
 	w.become(1, corev1.State_STATE_ASLEEP)
 	must[deleteReplyT](t)(w.delete(1, "r2"))
+	open := h.block("delete") // it may be asked before it has the answer to its join
 	j := h.join(t)
 	if len(j.GetErased()) != 1 || len(j.GetOwned()) != 0 {
 		t.Errorf("join: %v", j)
 	}
+	open()
 	h.await(t, "delete")
 }
 

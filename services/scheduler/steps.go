@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -221,32 +222,53 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 		return err
 	}
 	a := core.Answer{Kind: core.HostDelete, Session: s}
-	at := s.Host
-	if at != "" && l.leases.alive(at) {
-		a.Hosts = []ids.Host{at}
-	} else if at == "" && len(s.Holders) == 0 && s.Manifest != "" {
+	mine := running(s)
+	at := mine
+	if len(at) == 0 && len(s.Holders) == 0 && s.Manifest != "" {
 		at = l.anyHost() // no host has its disk, but the store has its snapshots
 	}
-	if at != "" && l.leases.alive(at) {
-		if err := l.hostDelete(dctx, at, s.Tenant, ref); err != nil {
+	for _, h := range at {
+		if !l.leases.alive(h) {
+			continue
+		}
+		if err := l.hostDelete(dctx, h, s.Tenant, ref); err != nil {
 			return err
 		}
+		if slices.Contains(mine, h) {
+			a.Hosts = append(a.Hosts, h)
+		}
 	}
-	_, _, err = l.settle(ctx, a)
+	_, out, err := l.settle(ctx, a)
 	l.tidy.now() // on the hosts that had it before
+	if err == nil && out.Refused != nil && out.Refused.Kind == errkind.Conflict {
+		return errs.E("delete", errkind.Unavailable, "", out.Refused.Reason) // until that host is back or lost
+	}
 	return err
 }
 
-// anyHost is the first host that holds a lease, empty if none does.
-func (l *leader) anyHost() (h ids.Host) {
+// running are the hosts that may have compute of a session.
+func running(s *core.Session) (out []ids.Host) {
+	if s.Host != "" {
+		out = append(out, s.Host)
+	}
+	for _, left := range s.Left {
+		if !slices.Contains(out, left.Host) {
+			out = append(out, left.Host)
+		}
+	}
+	return out
+}
+
+// anyHost is the first host that holds a lease, if there is one.
+func (l *leader) anyHost() (out []ids.Host) {
 	l.rep.View(func(st *core.State) {
 		for _, rec := range st.Hosts() {
-			if h == "" && l.leases.alive(rec.ID) {
-				h = rec.ID
+			if len(out) == 0 && l.leases.alive(rec.ID) {
+				out = append(out, rec.ID)
 			}
 		}
 	})
-	return h
+	return out
 }
 
 func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) error {
