@@ -74,6 +74,14 @@ func newWorldWith(t testing.TB, platformKey string) *world {
 	}
 	_, w.proof, _ = ed25519.GenerateKey(rand.Reader)
 	w.record = &schedulerv1.SessionRecord{Session: ref(10, 12), State: corev1.State_STATE_WAKING, Host: "h1"}
+	w.serveShow(t)
+	w.run(t)
+	return w
+}
+
+// serveShow answers as scheduler does.
+func (w *world) serveShow(t testing.TB) {
+	t.Helper()
 	srv, err := w.sched.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
 	if err != nil {
 		t.Fatal(err)
@@ -92,8 +100,6 @@ func newWorldWith(t testing.TB, platformKey string) *world {
 	if err := w.sched.NATS().Flush(); err != nil {
 		t.Fatal(err)
 	}
-	w.run(t)
-	return w
 }
 
 // run starts credentials and waits until it is ready.

@@ -214,9 +214,16 @@ func (s *service) ask(ctx context.Context, g core.Generation) (core.Record, erro
 		Deleted: state == corev1.State_STATE_DELETING || state == corev1.State_STATE_DELETED}, nil
 }
 
-// over is of kind Superseded if a generation has ended, by scheduler's word
-// now. That the epoch moved on does not end it: its key may be in use.
+// over is of kind Superseded if a generation has ended: it was revoked here, or
+// scheduler, whose answer is as of now, says so. That the epoch moved on does
+// not end it: its key may be in use.
 func (s *service) over(ctx context.Context, g core.Generation) error {
+	s.mu.Lock()
+	_, revoked := s.state.Revoked[g]
+	s.mu.Unlock()
+	if revoked {
+		return errs.E("data key", errkind.Superseded, name(g), "the session was deleted")
+	}
 	record, err := s.ask(ctx, g)
 	if err == nil && record.Ended(g) {
 		return errs.E("data key", errkind.Superseded, name(g), "the session was deleted")

@@ -32,7 +32,7 @@ import (
 // world is a real bus with identity on it, a dev issuer, and working fakes of
 // lifecycle and credentials on their real subjects.
 type world struct {
-	bus      *bus.Embedded
+	connect  func(subjects.Caller) *bus.Conn
 	dir      string
 	front    *bus.Conn // fe-acme-web
 	other    *bus.Conn // fe-acme-mobile
@@ -47,13 +47,20 @@ type world struct {
 	state  corev1.State // of the session, as lifecycle.open tells it
 }
 
+var frontends = []subjects.Caller{subjects.Frontend("acme", "web"), subjects.Frontend("acme", "mobile"), subjects.Frontend("globex", "web")}
+
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	acme, mobile, globex := subjects.Frontend("acme", "web"), subjects.Frontend("acme", "mobile"), subjects.Frontend("globex", "web")
-	e := bustest.Start(t, acme, mobile, globex)
-	w := &world{bus: e, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
-		front: bustest.Connect(t, e, acme), other: bustest.Connect(t, e, mobile), globex: bustest.Connect(t, e, globex),
-		operator: bustest.Connect(t, e, subjects.Operator())}
+	e := bustest.Start(t, frontends...)
+	return newWorldOn(t, func(c subjects.Caller) *bus.Conn { return bustest.Connect(t, e, c) })
+}
+
+// newWorldOn is a world on a bus that is there already.
+func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn) *world {
+	t.Helper()
+	w := &world{connect: connect, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
+		front: connect(frontends[0]), other: connect(frontends[1]), globex: connect(frontends[2]),
+		operator: connect(subjects.Operator())}
 	var err error
 	if w.creds, err = seal.RandomBox(); err != nil {
 		t.Fatal(err)
@@ -72,7 +79,7 @@ func newWorld(t testing.TB) *world {
 		entry.TierFloor = "gvisor"
 		cfg.Issuers = append(cfg.Issuers, entry)
 	}
-	conn := bustest.Connect(t, e, subjects.Service("identity"))
+	conn := connect(subjects.Service("identity"))
 	background(t, func(ctx context.Context, ready func()) error {
 		return identity.Run(ctx, cfg, conn, bustest.Log(t), ready)
 	})
@@ -135,7 +142,7 @@ var terms = &corev1.Terms{Plan: "default", Template: "python", Tier: corev1.Tier
 
 func (w *world) fakes(t testing.TB) {
 	t.Helper()
-	life := bustest.Connect(t, w.bus, subjects.Service("lifecycle"))
+	life := w.connect(subjects.Service("lifecycle"))
 	l, err := life.Serve(t.Context(), bus.ServiceConfig{Name: "lifecycle"})
 	must(t, err)
 	must(t, bus.Handle(l, "open", func(_ context.Context, _ bus.Request, r *lifecyclev1.OpenRequest) (*lifecyclev1.OpenReply, error) {
@@ -174,7 +181,7 @@ func (w *world) fakes(t testing.TB) {
 
 func (w *world) fakeCredentials(t testing.TB) {
 	t.Helper()
-	creds := bustest.Connect(t, w.bus, subjects.Service("credentials"))
+	creds := w.connect(subjects.Service("credentials"))
 	c, err := creds.Serve(t.Context(), bus.ServiceConfig{Name: "credentials"})
 	must(t, err)
 	must(t, bus.Handle(c, "mint", func(_ context.Context, _ bus.Request, r *credentialsv1.MintRequest) (*credentialsv1.MintReply, error) {
