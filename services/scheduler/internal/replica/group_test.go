@@ -435,3 +435,41 @@ func TestNewGroupWaitsForAllOfItsReplicas(t *testing.T) {
 		t.Error("it began although the other has different peers")
 	}
 }
+
+// TestReplicaThatWasAloneGrowsIntoAGroup: its group knows it by an address that
+// nobody can reach, until it leads.
+func TestReplicaThatWasAloneGrowsIntoAGroup(t *testing.T) {
+	dir := t.TempDir()
+	alone := openLeader(t, Config{Dir: dir})
+	apply(t, alone, joinEntry())
+	id := alone.cfg.ID
+	if err := alone.AddPeer(within(t, time.Second), "m1", "127.0.0.1:1"); !errs.Is(err, errkind.Invalid) {
+		t.Errorf("a replica without an address took another in: %v", err)
+	}
+	if err := alone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g := &group{t: t, ca: newAuthority(t), cfg: map[string]Config{}, live: map[string]*Replica{}}
+	t.Cleanup(func() {
+		for _, r := range g.live {
+			_ = r.Close()
+		}
+	})
+	g.cfg[id] = Config{Dir: dir, Log: quiet(), ID: id, Bind: freeAddr(t), TLS: g.ca.conf(id)}
+	other := g.cfg[id]
+	other.ID, other.TLS = "n9", g.ca.conf("n9")
+	if _, err := Open(other); err == nil || !strings.Contains(err.Error(), "the folder is that of replica "+id) {
+		t.Errorf("a folder was taken over by another id: %v", err)
+	}
+	g.start(id)
+	c := g.join("m1")
+	lead := g.leader()
+	eventually(t, "its address is corrected", func() bool {
+		p, err := lead.Peers()
+		return err == nil && len(p) == 1 && p[0].Addr == lead.cfg.Bind
+	})
+	if err := lead.AddPeer(within(t, 20*time.Second), "m1", c.Bind); err != nil {
+		t.Fatal(err)
+	}
+	g.same()
+}

@@ -411,19 +411,20 @@ func (r *Replica) release() {
 	}
 }
 
-// serverID is this replica's own id: given, or random and kept in the folder,
-// so that a wiped replica comes back as somebody else.
+// serverID is this replica's own id: given, or random; the folder keeps it.
 func serverID(cfg Config) (string, error) {
-	if cfg.ID != "" {
-		return cfg.ID, nil
-	}
 	path := filepath.Join(cfg.Dir, "server-id")
 	raw, err := os.ReadFile(path)
-	if err == nil && len(strings.TrimSpace(string(raw))) > 0 {
-		return strings.TrimSpace(string(raw)), nil
-	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("read own server id: %w", err)
+	}
+	switch id := strings.TrimSpace(string(raw)); {
+	case id == "" && cfg.ID != "":
+		return cfg.ID, writeSynced(path, []byte(cfg.ID+"\n"))
+	case id != "" && cfg.ID != "" && cfg.ID != id:
+		return "", fmt.Errorf("the folder is that of replica %s, not of %s: name it so, or give %s a folder of its own", id, cfg.ID, cfg.ID)
+	case id != "":
+		return id, nil
 	}
 	var b [10]byte
 	_, _ = rand.Read(b[:])
