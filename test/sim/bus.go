@@ -19,9 +19,9 @@ func (w *World) connected(a, b *proc) bool {
 // delay is how long a message takes. Messages overtake each other.
 func (w *World) delay() time.Duration {
 	switch x := w.rng.Float64(); {
-	case x < w.net.late/10:
+	case x < w.net.late/4:
 		w.cov.hit("message very late")
-		return w.between(time.Second, 12*time.Second)
+		return w.between(time.Second, 20*time.Second)
 	case x < w.net.late:
 		w.cov.hit("message late")
 		return w.between(10*time.Millisecond, 700*time.Millisecond)

@@ -49,7 +49,7 @@ var wanted = []string{
 	"durable request delivered again", "effect refused: no lease", "end of retention announced", "end of retention refused as too early", "entry lost with its leader",
 	"entry of a deposed leader committed", "event published again", "generation erased", "handoff placed", "handoff waits for its turn", "host drained",
 	"host lost", "host refuses a stale epoch", "host removed", "host lost: displaced", "idle sleep asked for", "idle sleep refused as busy", "leader changed", "lease lost and had again", "disk at rest saved in a later epoch",
-	"left compute cleared", "manifest refused", "message doubled", "message dropped", "message into a cut link", "message late", "message very late", "open proposal settled",
+	"left compute cleared", "manifest refused", "refused: manifest stale_epoch", "message doubled", "message dropped", "message into a cut link", "message late", "message very late", "open proposal settled",
 	"proposal of a deposed leader", "proposal that had become the head", "replica restored from a snapshot", "request by the durable door", "request sent again", "retention ended", "returned to its host",
 	"sandbox adopted", "sandbox stopped by the watchdog", "sandboxes frozen", "scheduler refuses a stale answer", "sleep could not be saved", "sleep recalled", "stale disk dropped",
 	"stale disk refused", "store away", "store full", "store slow", "stray sandbox removed", "unplaceable", "wake failed on the host", "wake on a full disk pool", "wake on a host without a lease",

@@ -189,8 +189,8 @@ func (l *leader) drainStep(s *sched.Session, h ids.Host, late bool) (sched.Entry
 	case sched.Asleep, sched.Paused, sched.Failed:
 		switch {
 		case s.NeedsStop || s.Wake != nil:
-		case s.Dirty && s.Newest == h:
-			return sched.Entry{Save: &sched.Save{Ref: refOf(s), Host: h}}, true
+		case s.Dirty: // also where h has nothing of it but the epoch of a wake that failed
+			return sched.Entry{Save: &sched.Save{Ref: refOf(s), Host: s.Newest}}, true
 		case !s.Dirty && s.Host == h:
 			return sched.Entry{Move: &sched.Move{Session: s.Key, Generation: s.Generation, Host: h}}, true
 		}

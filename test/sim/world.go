@@ -180,6 +180,9 @@ func (w *World) inspect() {
 		}
 		w.say("process %s up %v paused %v tasks %v", p.name, p.up, p.paused, names)
 	}
+	for _, s := range sorted(w.group.oracle) {
+		w.say("session %s %s epoch %s host %q newest %q dirty %v head %q left %v needs stop %v failure %v wake %v", short(s.Key), s.State, s.Epoch, s.Host, s.Newest, s.Dirty, s.Manifest, s.Left, s.NeedsStop, s.Failure, s.Wake)
+	}
 	for _, k := range w.stream.sortedTimers() {
 		m := w.stream.timers[k]
 		w.say("timer %s of %s due %s tries %d again at %s", k.kind, short(ids.SessionKey(k.session)), m.t.GetDue().AsTime().Sub(epoch0), m.late, m.at)
