@@ -49,7 +49,12 @@ func (b *bench) leaders(ctx context.Context, c *cell) error {
 		var openErr, answerErr error
 		wg.Go(func() { open, openErr = c.opened(ctx, fmt.Sprintf("l%d", i), false, began) })
 		wg.Go(func() {
-			answerErr = until(ctx, "a scheduler answers", func() (bool, error) { _, err := c.leader(ctx); return err == nil, err })
+			answerErr = until(ctx, "a scheduler answers", func() (bool, error) {
+				probe, cancel := context.WithTimeout(ctx, probeTime)
+				defer cancel()
+				_, err := c.leader(probe)
+				return err == nil, err
+			})
 			answer = time.Since(began)
 		})
 		wg.Wait()
