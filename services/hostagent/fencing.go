@@ -1,8 +1,6 @@
 package hostagent
 
 import (
-	"strings"
-
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 )
 
@@ -36,10 +34,16 @@ func placeOf(ev core.Event) string {
 // drainReason is what a sleep for a drain says as its reason.
 const drainReason = "drain"
 
+// supersededReason is that of an epoch which was placed again elsewhere.
+const supersededReason = "superseded"
+
 // sleepWhy is what streams end with when the session is put to sleep for a reason.
 func (h *host) sleepWhy(reason string) string {
-	if strings.HasPrefix(reason, drainReason) {
+	switch reason {
+	case drainReason:
 		return "handed over: host " + string(h.id) + " is draining"
+	case supersededReason:
+		return "handed over: the session runs on another host now"
 	}
 	return ""
 }

@@ -200,7 +200,13 @@ func TestADiskAtRestIsSaved(t *testing.T) {
 				now = ref("ann", 5, c.later)
 			}
 			r.sched.set(now, corev1.State_STATE_SLEEPING)
-			got, err := r.sleep(now, time.Time{}, false)
+			if c.later > 0 { // what only stops an epoch saves nothing
+				stop := &hostv1.SleepRequest{Session: now, Parent: r.sched.head(now), Reason: "failed", Force: true}
+				if _, err := bus.InvokeHost[*hostv1.SleepReply](r.context(), r.ask, testHost, "sleep", stop); !errs.Is(err, errkind.StaleEpoch) {
+					t.Fatalf("a stop: %v", err)
+				}
+			}
+			got, err := r.drain(now)
 			if err != nil || got.GetManifest().GetId() == "" || r.sched.head(now) != got.GetManifest().GetId() {
 				t.Fatalf("%v %v, head %q", got, err, r.sched.head(now))
 			}
@@ -208,15 +214,21 @@ func TestADiskAtRestIsSaved(t *testing.T) {
 			if err != nil || rec.State != disk.Clean {
 				t.Errorf("%+v %v", rec, err)
 			}
-			again, err := r.sleep(now, time.Time{}, false)
+			again, err := r.drain(now)
 			if err != nil || again.GetManifest().GetId() != got.GetManifest().GetId() {
 				t.Errorf("asked again: %v %v", again, err)
 			}
-			if _, err := r.sleep(ref("ann", 5, 99), time.Time{}, true); !errs.Is(err, errkind.StaleEpoch) {
+			if _, err := r.drain(ref("ann", 5, 99)); !errs.Is(err, errkind.StaleEpoch) {
 				t.Errorf("there is nothing to save for a later epoch: %v", err)
 			}
 		})
 	}
+}
+
+// drain asks for what is not saved of a session at rest, as scheduler does.
+func (r *rig) drain(ref *corev1.SessionRef) (*hostv1.SleepReply, error) {
+	return bus.InvokeHost[*hostv1.SleepReply](r.context(), r.ask, testHost, "sleep",
+		&hostv1.SleepRequest{Session: ref, Parent: r.sched.head(ref), Reason: "drain", Force: true})
 }
 
 // TestAStaleDiskIsDropped: the session lives on elsewhere. Scheduler is told; what may be the newest, or

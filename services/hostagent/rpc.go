@@ -84,7 +84,11 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 		Generation: grant.GenerationOf(req.GetSession().GetGeneration()), Epoch: grant.EpochOf(req.GetSession().GetEpoch()),
 		Force: req.GetForce(), Why: h.sleepWhy(req.GetReason()),
 	}
-	ev.AtRest = h.atRest(disk.Key{Session: s.key, Generation: ev.Generation}, ev.Epoch, req.GetParent())
+	// Who forces it for another reason than a drain wants no compute left, and nothing saved: it may be an
+	// epoch that was given up.
+	if !req.GetForce() || req.GetReason() == drainReason {
+		ev.AtRest = h.atRest(disk.Key{Session: s.key, Generation: ev.Generation}, ev.Epoch, req.GetParent())
+	}
 	if err := h.may("sleep"); err != nil && !s.slept(ev) {
 		return nil, err
 	}
