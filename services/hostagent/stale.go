@@ -53,12 +53,15 @@ func (h *host) dropStale(ctx context.Context, ref *corev1.SessionRef, asked time
 	return errs.Wrap(op, key.String(), err)
 }
 
-// atRest reports whether a disk of the session's generation is here, in nobody's use, with something
-// that is not saved and that can follow the head.
+// atRest reports whether a disk of the session's generation is here, in nobody's use, that is the head or
+// can follow it.
 func (h *host) atRest(k disk.Key, epoch ids.Epoch, head string) bool {
 	inv, err := h.disks.Get(k)
 	if err != nil || inv.Ephemeral || inv.Attached.Compare(epoch) > 0 {
 		return false
+	}
+	if inv.State == disk.Clean { // it was awake and wrote nothing, which is to be said
+		return head != "" && inv.Base == head
 	}
 	return inv.State == disk.Dirty && (inv.Base == head || inv.Pending.ID != "" && inv.Pending.ID == head)
 }

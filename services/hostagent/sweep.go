@@ -33,13 +33,16 @@ func (h *host) sweeps(ctx context.Context) {
 	tick := time.NewTicker(h.cfg.Sweep)
 	defer tick.Stop()
 	pause := settleAgain
+	var again <-chan time.Time // one at a time: a host that gets no lease must not ask ever more often
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-again:
 		case <-h.rejoin:
 		}
+		again = nil
 		own, err := h.join(ctx)
 		if err == nil {
 			err = h.settle(ctx, own)
@@ -51,7 +54,7 @@ func (h *host) sweeps(ctx context.Context) {
 			h.log.Warn("the sweep is not complete", "error", err)
 		}
 		if h.lease.over() { // soon again: until then nothing runs here
-			time.AfterFunc(pause, h.askRejoin)
+			again = time.After(pause)
 			pause = min(2*pause, settleSlow)
 		} else {
 			pause = settleAgain
