@@ -118,7 +118,10 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 		return nil, err
 	}
 	h.wakes++
-	h.asked = r
+	// The recall of an earlier epoch may come last.
+	if h.asked == nil || epochOf(r.GetSession().GetEpoch()).Compare(epochOf(h.asked.GetSession().GetEpoch())) >= 0 {
+		h.asked = r
+	}
 	if r.GetRestore() != "" && !h.deaf {
 		return h.bringBack(ctx, r)
 	}
