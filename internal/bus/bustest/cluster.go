@@ -99,6 +99,9 @@ func StartCluster(t testing.TB, callers ...subjects.Caller) *Cluster {
 // StartClusterOf is StartCluster with a number of replicas; 0 is the default.
 func StartClusterOf(t testing.TB, replicas int, callers ...subjects.Caller) *Cluster {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: three nodes and their elections take ten seconds and more")
+	}
 	c := &Cluster{Dir: t.TempDir(), t: t}
 	ports := freePorts(t, 6)
 	names := []string{}
