@@ -58,6 +58,7 @@ type link struct {
 	// idOf knows who is at an address, mayTalk who may speak with this replica.
 	idOf    func(raft.ServerAddress) (string, bool)
 	mayTalk func(id string) error
+	wrap    func(c net.Conn, dialed bool) net.Conn // for tests
 
 	listener net.Listener
 	ready    chan net.Conn
@@ -95,6 +96,9 @@ func (l *link) start() {
 
 func (l *link) receive(raw net.Conn) {
 	defer func() { <-l.slots }()
+	if l.wrap != nil {
+		raw = l.wrap(raw, false)
+	}
 	c := &conn{Conn: tls.Server(raw, l.conf), link: l}
 	if !l.track(c) {
 		_ = raw.Close()
@@ -190,6 +194,9 @@ func (l *link) dial(ctx context.Context, addr string, h hello) (net.Conn, error)
 	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
+	}
+	if l.wrap != nil {
+		raw = l.wrap(raw, true)
 	}
 	c := &conn{Conn: tls.Client(raw, conf), link: l}
 	if !l.track(c) {

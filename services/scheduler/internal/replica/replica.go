@@ -67,7 +67,9 @@ type Config struct {
 	SnapshotThreshold uint64
 	TrailingLogs      uint64
 
-	wrapLog func(raft.LogStore) raft.LogStore // faults, for tests
+	// Faults, for tests.
+	wrapLog  func(raft.LogStore) raft.LogStore
+	wrapConn func(c net.Conn, dialed bool) net.Conn
 }
 
 // Replica is one running member of the group.
