@@ -112,6 +112,16 @@ func (w *watched) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 	return nil
 }
 
+// AppendEntriesPipeline implements raft.Transport by saying that there is none.
+// Raft's own pipeline stands still for ever when a replica answers with a newer
+// term, or refuses entries, while the next request is being sent: its reader is
+// gone, its writer waits for the reader. That replica then gets no more entries
+// from this leader, and raft cannot be shut down. Without it a request is sent
+// when the one before is answered, with all entries that came meanwhile.
+func (w *watched) AppendEntriesPipeline(raft.ServerID, raft.ServerAddress) (raft.AppendPipeline, error) {
+	return nil, raft.ErrPipelineReplicationNotSupported
+}
+
 func isHeartbeat(a *raft.AppendEntriesRequest) bool {
 	return len(a.Entries) == 0 && a.PrevLogEntry == 0 && a.PrevLogTerm == 0 && a.LeaderCommitIndex == 0
 }
