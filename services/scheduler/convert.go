@@ -267,6 +267,9 @@ func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 	if s.Wake != nil {
 		out.Waiting = s.Wake.Unplaced
 		if isHandoff(s) {
+			if out.Waiting == "" && waits(s) {
+				out.Waiting = "its turn to wake on another host has not come yet"
+			}
 			out.HandoffFrom, out.HandoffUntil = s.From.String(), protoTime(s.Wake.Deadline)
 		}
 	}
