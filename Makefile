@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk bench-handoff chaos fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk bench-handoff chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -74,6 +74,12 @@ bench-handoff: runtimes image build ## what a failure costs: leader, NATS server
 
 chaos: runtimes image build ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
 	@BERTH_FAULTS=$${BERTH_FAULTS:-100} go test ./test/chaos -count=1 -timeout 120m -v -run TestChaos
+
+sim: ## 2,000 seeds of the simulation on all cores (SEEDS, FIRST; one with its trace: SEED=n)
+	@cd test && go run ./sim/cmd $(if $(SEED),-seed $(SEED),-seeds $(or $(SEEDS),2000) -first $(or $(FIRST),1))
+
+sim-long: ## 100,000 seeds of the simulation
+	@cd test && go run ./sim/cmd -seeds $(or $(SEEDS),100000) -first $(or $(FIRST),1)
 
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@tools/setup/fuzz.sh $(FUZZTIME)

@@ -95,8 +95,8 @@ func (a *agent) run(t *task) {
 	a.ready.fire(a.w)
 	a.w.spawn(t.p, "erase", a.erasures)
 	a.sweep(t, own)
-	for {
-		t.wait(nil, t.p.real(15*time.Second), &a.rejoin)
+	for wait, pause := 15*time.Second, 500*time.Millisecond; ; {
+		t.wait(nil, t.p.real(wait), &a.rejoin)
 		a.rejoin.take()
 		own, err := a.join(t, a.w.within(nil, callTime))
 		if err == nil {
@@ -105,8 +105,10 @@ func (a *agent) run(t *task) {
 		if err == nil {
 			a.sweep(t, own)
 		}
-		if a.noticed(); !a.sure {
-			a.w.after(500*time.Millisecond, func() { a.rejoin.fire(a.w) })
+		if a.noticed(); a.sure {
+			wait, pause = 15*time.Second, 500*time.Millisecond
+		} else {
+			wait, pause = pause, min(2*pause, 5*time.Second)
 		}
 	}
 }
@@ -434,7 +436,9 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 		return nil, err
 	}
 	ev := host.Sleep{Generation: r.ref.Generation, Epoch: r.ref.Epoch, Force: r.force, IdleSince: r.idleSince}
-	ev.AtRest = a.atRest(host.Key{Session: r.ref.Session, Generation: r.ref.Generation}, r.ref.Epoch, r.parent)
+	if !r.force || r.reason == sched.ReasonDrain { // else nothing is to be saved
+		ev.AtRest = a.atRest(host.Key{Session: r.ref.Session, Generation: r.ref.Generation}, r.ref.Epoch, r.parent)
+	}
 	if st := a.session(r.ref.Session).st; !(st.Slept && st.Generation == ev.Generation && st.Epoch == ev.Epoch) {
 		if err := a.check(); err != nil {
 			return nil, err
@@ -458,6 +462,9 @@ func (a *agent) atRest(k host.Key, epoch ids.Epoch, head string) bool {
 	img := a.m.disks[k]
 	if img == nil || img.rec.Ephemeral || img.rec.Attached.Compare(epoch) > 0 {
 		return false
+	}
+	if img.rec.State == host.Clean {
+		return head != "" && img.rec.Base == head
 	}
 	return img.rec.State == host.Dirty && (img.rec.Base == head || img.rec.Pending.ID != "" && img.rec.Pending.ID == head)
 }

@@ -16,7 +16,7 @@ type faults struct {
 
 // fault kinds; a seed has a part of them.
 var faultKinds = []string{"agent crash", "agent pause", "power cut", "host dead for good", "suspend", "clock jump", "partition", "isolate host",
-	"pool full", "store away", "store slow", "store full", "leader crash", "leader pause", "replica restart", "leader moved", "replica snapshot", "split group",
+	"pool full", "store away", "store slow", "store full", "leader crash", "leader pause", "replica restart", "leader moved", "replica snapshot", "split group", "leader without peers",
 	"drain", "sandbox killed", "dog killed", "service crash", "stream away", "timers early", "remove host", "evict"}
 
 func (w *World) chooseFaults() {
@@ -31,6 +31,9 @@ func (w *World) chooseFaults() {
 	}
 	if w.chance(0.6) {
 		w.net.drop, w.net.dup, w.net.late = 0.03*w.rng.Float64(), 0.05*w.rng.Float64(), 0.05*w.rng.Float64()
+		if w.chance(0.3) {
+			w.net.late = 0.2
+		}
 	}
 }
 
@@ -169,7 +172,7 @@ func (w *World) cutLink(a, b string, d time.Duration) {
 func (w *World) groupFault(kind string) bool {
 	g := w.group
 	r := pick(&w.kernel, g.reps)
-	if kind == "leader crash" || kind == "leader pause" || kind == "leader moved" || kind == "split group" {
+	if kind == "leader crash" || kind == "leader pause" || kind == "leader moved" || kind == "split group" || kind == "leader without peers" {
 		if g.leader < 0 {
 			return false
 		}
@@ -193,6 +196,14 @@ func (w *World) groupFault(kind string) bool {
 			return false
 		}
 		r.snapshot()
+	case "leader without peers":
+		d := w.between(2*time.Second, 30*time.Second)
+		for _, o := range g.reps {
+			if o != r {
+				w.cutLink(r.p.node, o.p.node, d)
+				w.cutLink(o.p.node, r.p.node, d)
+			}
+		}
 	case "split group":
 		w.isolate(r.p.node, w.between(500*time.Millisecond, 20*time.Second))
 	default:
@@ -284,7 +295,7 @@ func (w *World) resumeHost(t *task, h ids.Host) {
 // takeOut removes a host for good; its machine is wiped.
 func (w *World) takeOut(t *task, m *machine, lose bool) bool {
 	_, err := ask[struct{}](t, w.within(nil, 20*time.Second), "scheduler", "remove_host", removeReq{m.id, lose})
-	if err != nil {
+	if err != nil && !w.group.oracle.Removed(m.id) {
 		w.say("remove %s: %v", m.id, err)
 		return false
 	}

@@ -225,6 +225,9 @@ func (g *group) depose(r *replica) {
 	if !g.majority(r) {
 		d = g.w.between(100*time.Millisecond, 500*time.Millisecond)
 	}
+	if g.w.opt.Mutation == NoVerify {
+		d = 30 * time.Second
+	}
 	var down func()
 	down = func() {
 		switch {

@@ -27,6 +27,7 @@ type (
 		tenant    ids.Tenant
 		ref       sched.Ref
 		parent    string
+		reason    string
 		idleSince time.Time
 		force     bool
 	}

@@ -11,7 +11,7 @@ const (
 	CommitAnyEpoch   Mutation = "a manifest is committed whatever its epoch"
 	WakeTakesAnyDisk Mutation = "a wake takes the local disk whether or not it is the newest"
 	KeysForAnybody   Mutation = "credentials does not ask who owns the session"
-	NoVerify         Mutation = "a leader answers without asking whether it still leads"
+	NoVerify         Mutation = "a leader that was deposed goes on and answers without asking whether it still leads"
 	OutboxSkips      Mutation = "the outbox leaves events out"
 	ThawsUnseen      Mutation = "a host thaws before it compared itself with what it owns"
 	AckBeforeCommit  Mutation = "a sleep is acknowledged though nothing was saved"

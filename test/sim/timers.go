@@ -90,6 +90,9 @@ func (s *lifecycle) run(t *task, c *ctx, cmd life.Command, ev life.Event, m *lif
 	case life.Arm:
 		k := timerKey{x.Timer.GetSession().GetTenant(), x.Timer.GetSession().GetSession(), x.Timer.GetKind()}
 		s.w.stream.timers[k] = &timer{t: x.Timer}
+		if s.w.stream.early {
+			s.w.stream.timers[k].at = s.w.now + 5*time.Second
+		}
 	case life.AskActivity:
 		reply, err := t.call(s.w.within(c, 10*time.Second), "host."+x.Host, "activity", activityReq{refFrom(x.Ref)})
 		if gone(err) {

@@ -355,6 +355,9 @@ func (w *World) restless() string {
 	if w.users.working > 0 || !w.tidied {
 		return fmt.Sprintf("%d users are still at work, operators have tidied up: %v (drains %v)", w.users.working, w.tidied, sortedKeys(w.draining))
 	}
+	if w.now < w.linger {
+		return "retention is awaited"
+	}
 	st := w.group.oracle
 	for _, s := range sorted(st) {
 		if len(sched.Next(s)) > 0 || s.State == sched.Active {

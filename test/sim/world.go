@@ -58,6 +58,7 @@ type World struct {
 	calm     bool
 	pace     time.Duration // of users
 	draining map[ids.Host]bool
+	linger   time.Duration // not at rest before
 
 	group       *group
 	stream      *stream
@@ -216,6 +217,9 @@ func (w *World) settleDown() {
 		}
 	}
 	w.spawn(w.users.p, "operator", w.tidy)
+	if w.chance(0.1) { // what sleeps reaches the end of its retention
+		w.stream.early, w.linger = true, w.now+6*time.Minute
+	}
 }
 
 // ready starts a service that is down. Machines see to their own.
@@ -229,6 +233,10 @@ func (p *proc) ready() {
 // that lives is drained for good, the others serve.
 func (w *World) tidy(t *task) {
 	for _, m := range w.machines {
+		if !m.removed && w.group.oracle.Removed(m.id) { // by a request whose answer was late
+			m.cut()
+			m.dead, m.removed = true, true
+		}
 		for m.dead && !m.removed && w.group.oracle.Host(m.id) != nil {
 			if w.takeOut(t, m, true) {
 				break
@@ -238,6 +246,12 @@ func (w *World) tidy(t *task) {
 	}
 	for len(w.draining) > 0 {
 		t.sleep(nil, time.Second)
+	}
+	for _, m := range w.machines {
+		if !m.removed && w.group.oracle.Removed(m.id) { // by a request whose answer was late
+			m.cut()
+			m.dead, m.removed = true, true
+		}
 	}
 	var left []*machine
 	for _, m := range w.machines {
