@@ -121,14 +121,16 @@ func TestNoEffectWithoutALease(t *testing.T) {
 	c := r.client(one)
 	c.exec("x0", "true")
 	g := r.gate(one)
+	g.s.mu.Lock()
 	rec := g.s.rec
+	g.s.mu.Unlock()
 	k := disk.Key{Session: rec.Session, Generation: rec.Generation}
 	short := func(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		return f(ctx)
 	}
-	h.vault = askingVault{}
+	stored := &host{lease: h.lease, meters: h.meters, log: h.log, ctx: t.Context(), vault: askingVault{}, sweeping: make(chan struct{}, 1)}
 	acts := map[string]func() error{
 		"wake": func() error { _, err := r.wake(ref("bob", 7, 8), nil); return err },
 		"sleep": func() error {
@@ -157,7 +159,7 @@ func TestNoEffectWithoutALease(t *testing.T) {
 		"data_key": func() error {
 			return short(func(ctx context.Context) error { _, err := h.dataKey(ctx, h.saving(rec)); return err })
 		},
-		"store.sweep": func() error { h.sweepStored(h.saving(rec), "m"); return nil },
+		"store.sweep": func() error { stored.sweepStored(h.saving(rec), "m"); return nil },
 	}
 	for name := range places {
 		if places[name] == byLease && !strings.HasPrefix(name, "host.") && acts[name] == nil {
@@ -283,15 +285,18 @@ func TestSuspendedInTheMiddleOfAnUpload(t *testing.T) {
 	r, _, one := leaseRig(t)
 	h := r.run.h
 	g := r.gate(one)
+	g.s.mu.Lock()
+	rec := g.s.rec
+	g.s.mu.Unlock()
 	h.saves = heldSaves{h.saves, r.suspend, h}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if err := h.save(ctx, h.saving(g.s.rec), g.sb); err == nil || r.commits() != 0 {
+	if err := h.save(ctx, h.saving(rec), g.sb); err == nil || r.commits() != 0 {
 		t.Errorf("%v, %d commits", err, r.commits())
 	}
 	h.saves = h.saves.(heldSaves).saves
 	r.resumed(t)
-	must(t, h.save(t.Context(), h.saving(g.s.rec), g.sb))
+	must(t, h.save(t.Context(), h.saving(rec), g.sb))
 }
 
 // TestWhatNamesAnotherEpochIsRefusedAndCounted, with the generation or the epoch wrong.
