@@ -169,7 +169,7 @@ func (l *leader) commitManifest(ctx context.Context, r bus.Request, req *schedul
 		return nil, errs.Wrap(op, "", err)
 	}
 	m := req.GetManifest()
-	entry := core.Entry{Manifest: &core.ManifestCmd{Ref: ref, Host: r.Caller.Host, Manifest: manifestOf(m)}}
+	entry := core.Entry{Manifest: &core.ManifestCmd{Ref: ref, Host: r.Caller.Host, Manifest: manifestOf(m), Sealed: req.GetSealed()}}
 	if max(len(m.GetId()), len(m.GetParent()), len(m.GetImageDigest()), len(m.GetRestoredFrom())) > maxID {
 		return nil, errs.E(op, errkind.TooLarge, ref.Session.String(), "an id of the manifest is too long")
 	}

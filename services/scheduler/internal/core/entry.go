@@ -254,6 +254,8 @@ type ManifestCmd struct {
 	Ref
 	Host     ids.Host     `json:"host"`
 	Manifest ManifestInfo `json:"manifest"`
+	// Sealed: it was taken of a disk at rest, so that nothing is unsaved after it.
+	Sealed bool `json:"sealed,omitempty"`
 }
 
 // HostLost tells that a host's lease ran out.

@@ -32,7 +32,9 @@ func (x *tx) manifest(c *ManifestCmd) Outcome {
 	x.move(s, tCommit)
 	switch s.State {
 	case Asleep, Paused:
-		s.unsaved(false)
+		if c.Sealed || x.v < handoffSince { // a snapshot may have begun before the last write
+			s.unsaved(false)
+		}
 	case Waking:
 		s.Restore, s.Rewound = nil, s.Restore.AsOf
 		s.LastActive = s.Epoch // makes a local image of the time before stale, also one that was never marked as saved

@@ -31,7 +31,7 @@ func (m *model) disk(k ids.SessionKey, g ids.Generation) *diskModel {
 
 // drawCommit is mostly what an honest host would commit.
 func (m *model) drawCommit(t *rapid.T, key ids.SessionKey, ref Ref, man ManifestInfo) Entry {
-	c := &ManifestCmd{Ref: ref, Host: ids.Host(rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "committer")), Manifest: man}
+	c := &ManifestCmd{Ref: ref, Host: ids.Host(rapid.SampledFrom([]string{"h1", "h2"}).Draw(t, "committer")), Manifest: man, Sealed: rapid.Bool().Draw(t, "sealed")}
 	s := m.s.Session(key)
 	for _, k := range []ids.SessionKey{"a", "b"} { // such a wake is rare
 		if r := m.s.Session(k); r != nil && r.Restore != nil && r.State == Waking {
@@ -79,7 +79,7 @@ func (m *model) headsMoveWithReason(t *rapid.T, before *State, e Entry) {
 		case Waking:
 			ok = ok && old.Restore != nil && man.RestoredFrom == old.Restore.Snapshot && s.Restore == nil
 		case Asleep, Paused:
-			ok = ok && old.Dirty && !s.Dirty
+			ok = ok && old.Dirty && s.Dirty == (e.Manifest == nil || !e.Manifest.Sealed)
 		case Failed:
 			ok = ok && old.NeedsStop
 		default:

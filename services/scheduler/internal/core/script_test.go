@@ -240,7 +240,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	case "exited":
 		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "manifest":
-		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"]}}}
+		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Sealed: a["snapshot"] == "", Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"]}}}
 	case "restore":
 		r := &Restore{Tenant: tenant(a), Session: a.keys()[0], Generation: m.ref(a).Generation, Head: a["head"], Snapshot: a["snapshot"], AsOf: m.at(a, "asof")}
 		if s := m.s.Session(a.keys()[0]); s != nil && !a.has("head") {

@@ -1000,9 +1000,11 @@ func (x *LeaseReply) GetLease() *durationpb.Duration {
 
 // CommitManifestRequest moves the head by compare-and-swap on generation, epoch and parent.
 type CommitManifestRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	Manifest      *v1.Manifest           `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Session  *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Manifest *v1.Manifest           `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// It was taken of a disk at rest: nothing is unsaved after it.
+	Sealed        bool `protobuf:"varint,3,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1049,6 +1051,13 @@ func (x *CommitManifestRequest) GetManifest() *v1.Manifest {
 		return x.Manifest
 	}
 	return nil
+}
+
+func (x *CommitManifestRequest) GetSealed() bool {
+	if x != nil {
+		return x.Sealed
+	}
+	return false
 }
 
 // CommitManifestReply: the head is this manifest now.
@@ -4031,10 +4040,11 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x04load\x18\x03 \x01(\v2\x1c.berth.scheduler.v1.HostLoadR\x04load\"=\n" +
 	"\n" +
 	"LeaseReply\x12/\n" +
-	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"\x81\x01\n" +
+	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\"\x99\x01\n" +
 	"\x15CommitManifestRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x123\n" +
-	"\bmanifest\x18\x02 \x01(\v2\x17.berth.core.v1.ManifestR\bmanifest\")\n" +
+	"\bmanifest\x18\x02 \x01(\v2\x17.berth.core.v1.ManifestR\bmanifest\x12\x16\n" +
+	"\x06sealed\x18\x03 \x01(\bR\x06sealed\")\n" +
 	"\x13CommitManifestReply\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\tR\x04head\"p\n" +
 	"\rReportRequest\x123\n" +
