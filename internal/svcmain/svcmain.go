@@ -47,8 +47,9 @@ type Options struct {
 	// Metrics is where Prometheus metrics are served: host:port, or unix:/path; empty: nowhere.
 	Metrics   string
 	Telemetry obs.Config
-	// Ready, if set, is called whenever the service is able to serve.
-	Ready func()
+	// Ready, if set, is called whenever the service is able to serve, and Running once the program has
+	// all it needs: of several replicas that may be all that it ever does.
+	Ready, Running func()
 }
 
 // Main runs the program and ends the process with status 1 if it failed.
@@ -126,11 +127,11 @@ func (p Program) Serve(o Options) (err error) {
 	if p.Alone != nil {
 		return p.Alone(ctx, log, ready)
 	}
-	return p.connected(ctx, l, log, ready)
+	return p.connected(ctx, l, log, ready, o.Running)
 }
 
 // connected runs the service with a connection of its own.
-func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, ready func()) error {
+func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, ready, running func()) error {
 	starting, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	conn, err := bus.Connect(starting, l, bus.WithLogger(log))
@@ -138,6 +139,9 @@ func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, r
 		return err
 	}
 	defer conn.Close()
+	if running != nil {
+		running()
+	}
 	return p.Run(ctx, conn, log, ready)
 }
 

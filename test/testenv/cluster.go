@@ -3,9 +3,14 @@ package testenv
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -133,6 +138,27 @@ func (m Member) Crash() {
 	}
 	m.Hold()
 	m.e.clear(info.Dir, info.Marks)
+}
+
+// KillContainerd ends the private containerd of a host; its hostagent starts it again.
+func (m Member) KillContainerd() {
+	m.e.t.Helper()
+	dir := filepath.Join(m.Dir(), "sandboxes", "containerd")
+	raw, err := os.ReadFile(filepath.Join(dir, "containerd.pid"))
+	if err != nil {
+		m.e.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		m.e.t.Fatal(err)
+	}
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if !strings.Contains(string(cmdline), dir) {
+		return // it has ended by itself, and another process may have its number
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		m.e.t.Fatal(err)
+	}
 }
 
 // Dir is where a host or a scheduler keeps what is its own.

@@ -39,7 +39,12 @@ func (c *runCmd) Run(*app) error {
 	if c.ReadyFD > 2 {
 		syscall.CloseOnExec(c.ReadyFD) // no child of this process is the member
 		word := os.NewFile(uintptr(c.ReadyFD), "ready")
-		o.Ready = func() { _, _ = word.WriteString("ready\n") } // nobody listens any more: that is the end of this process too
+		say := func(what string) { _, _ = word.WriteString(what + "\n") } // nobody listens any more: that is the end of this process too
+		o.Ready = func() { say(cluster.Serves) }
+		o.Running = func() { say(cluster.Runs) }
+	}
+	if c.Service != "scheduler" {
+		o.Running = nil // whoever does its part serves
 	}
 	return programs[c.Service]().Serve(o)
 }

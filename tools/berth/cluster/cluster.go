@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -123,16 +124,16 @@ func (s *supervisor) prepare() (err error) {
 
 // serve starts the members, and stops them when ctx ends.
 func (s *supervisor) serve(ctx context.Context, ready func(Info)) (err error) {
-	stopControl, err := s.serveControl()
-	if err != nil {
-		return err
-	}
-	defer stopControl()
 	stopMetrics, err := s.serveMetrics()
 	if err != nil {
 		return err
 	}
 	defer stopMetrics()
+	stopControl, err := s.serveControl()
+	if err != nil {
+		return err
+	}
+	defer stopControl()
 	defer s.stop()
 	// Schedulers elect a leader while the bus forms; they are asked nothing before it is there.
 	s.begin(ctx, s.nats, s.schedulers, s.besides[:1])
@@ -140,7 +141,7 @@ func (s *supervisor) serve(ctx context.Context, ready func(Info)) (err error) {
 		return err
 	}
 	s.begin(ctx, s.besides[1:], s.hosts)
-	if err := s.await(ctx, append(s.hosts, s.besides...)...); err != nil || ctx.Err() != nil {
+	if err := s.await(ctx, slices.Concat(s.schedulers, s.besides, s.hosts)...); err != nil || ctx.Err() != nil {
 		return err
 	}
 	if err := s.awaitOne(ctx, s.schedulers); err != nil || ctx.Err() != nil {
@@ -220,7 +221,7 @@ func missing(members []*member) string {
 	return strings.Join(out, ", ")
 }
 
-// awaitOne returns when one of the members was ready: the one that leads.
+// awaitOne returns when one of the members serves: the one that leads.
 func (s *supervisor) awaitOne(ctx context.Context, members []*member) error {
 	first := make(chan struct{})
 	done := make(chan struct{})
@@ -229,7 +230,7 @@ func (s *supervisor) awaitOne(ctx context.Context, members []*member) error {
 	for _, m := range members {
 		go func() {
 			select {
-			case <-m.started:
+			case <-m.served:
 				once.Do(func() { close(first) })
 			case <-done:
 			}

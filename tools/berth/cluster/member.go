@@ -21,6 +21,12 @@ import (
 	"github.com/berth-dev/berth/tools/berth/cluster/wire"
 )
 
+// What a member writes on the file descriptor that it was given, a line each.
+const (
+	Runs   = "runs"   // it does its part; a scheduler that follows does no more
+	Serves = "serves" // it answers requests
+)
+
 const (
 	minPause  = 100 * time.Millisecond
 	maxPause  = 10 * time.Second
@@ -42,10 +48,14 @@ type member struct {
 	changed       func()
 
 	done chan struct{}
-	// started is closed when it was ready for the first time; failed gets why it never was.
-	started chan struct{}
-	failed  chan error
-	once    sync.Once
+	// started is closed when it was ready for the first time; failed gets why it never was. served is
+	// closed when it first said that it serves: of several schedulers one does.
+	started, served chan struct{}
+	failed          chan error
+	once, serveOnce sync.Once
+
+	acting sync.Mutex // one act at a time
+	before string     // the state that pause found
 
 	mu       sync.Mutex
 	cancel   context.CancelFunc
@@ -61,7 +71,7 @@ type member struct {
 
 // ready makes a member that does not run yet.
 func (m *member) ready() *member {
-	m.done, m.started, m.failed = make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	m.done, m.started, m.served, m.failed = make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	m.poke, m.state = make(chan struct{}, 1), control.Stopped
 	return m
 }
@@ -161,6 +171,9 @@ func (m *member) runOnce(ctx context.Context) error {
 	if ended == nil {
 		ended = errors.New("it returned although nobody stopped it")
 	}
+	if cmd.ProcessState.ExitCode() < 0 {
+		return ended // by a signal: what it said last is no reason
+	}
 	return fmt.Errorf("%w%s", ended, m.lastLine())
 }
 
@@ -193,7 +206,7 @@ func openLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// listen hears when the process is ready.
+// listen hears when the process runs, and when it serves.
 func (m *member) listen(word io.Reader) {
 	for lines := bufio.NewScanner(word); lines.Scan(); {
 		m.mu.Lock()
@@ -202,6 +215,9 @@ func (m *member) listen(word io.Reader) {
 		}
 		m.mu.Unlock()
 		m.once.Do(func() { close(m.started) })
+		if lines.Text() == Serves {
+			m.serveOnce.Do(func() { close(m.served) })
+		}
 		m.changed()
 	}
 }
@@ -281,6 +297,8 @@ func (m *member) lastLine() string {
 
 // act does what a test or a person asks for; when it returns nil it has been done.
 func (m *member) act(ctx context.Context, verb string) error {
+	m.acting.Lock()
+	defer m.acting.Unlock()
 	m.mu.Lock()
 	cmd, exited, state := m.cmd, m.exited, m.state
 	m.mu.Unlock()
@@ -294,13 +312,16 @@ func (m *member) act(ctx context.Context, verb string) error {
 		if err := pause(ctx, cmd); err != nil {
 			return fmt.Errorf("pause %s: %w", m.name, err)
 		}
+		if state != control.Paused {
+			m.before = state // of the process that was stopped; only act reads it
+		}
 		m.set(control.Paused)
 		return nil
 	case control.Resume:
 		if state != control.Paused {
 			return fmt.Errorf("%s is %s, not paused", m.name, state)
 		}
-		m.set(control.Ready)
+		m.set(m.before)
 		return cmd.Process.Signal(syscall.SIGCONT)
 	case control.Restart:
 		return m.restart(ctx, cmd, exited)
@@ -357,19 +378,12 @@ func (m *member) restart(ctx context.Context, cmd *exec.Cmd, exited <-chan struc
 		m.mu.Lock()
 		again := m.state == control.Ready && m.cmd != nil && m.cmd != cmd
 		m.mu.Unlock()
-		// A scheduler that follows has nothing to say: it runs.
-		if again || m.service == "scheduler" && m.runsOther(cmd) {
+		if again {
 			return nil
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	return fmt.Errorf("%s is not ready again: %w", m.name, ctx.Err())
-}
-
-func (m *member) runsOther(cmd *exec.Cmd) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.cmd != nil && m.cmd != cmd
 }
 
 func (m *member) wakeUp() {
