@@ -25,74 +25,86 @@ func at(seconds float64) time.Time {
 	return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 }
 
-// book is a session in which a was saved, b written over after that, c written and not saved, and of d
-// nobody knows whether it was written.
-func book() *ledger {
+// book is a session in which, in epoch 6, a was saved, b written over after that, c written and not
+// saved, and of d nobody knows whether it was written.
+func book(close bool) *ledger {
 	l := newLedger()
 	write := func(path, sum string, when float64) {
-		l.begin(path, sum)
+		l.begin(path, sum, epoch(6))
 		l.done(path, at(when))
 	}
 	write("a", "a1", 1)
 	write("b", "b1", 2)
-	l.saved(at(3))
+	l.saved(at(3), save{epoch(6), close})
 	write("b", "b2", 4)
 	write("c", "c1", 5)
-	l.begin("d", "d1")
+	l.begin("d", "d1", epoch(6))
 	return l
+}
+
+func back(asOf float64, e uint64) told {
+	return told{restores: []restore{{at(asOf), epoch(e)}}, displaced: map[ids.Epoch]bool{epoch(6): true}}
 }
 
 // TestTheLedgerFindsPlantedLosses plants one difference at a time.
 func TestTheLedgerFindsPlantedLosses(t *testing.T) {
 	whole := map[string]string{"a": "a1", "b": "b2", "c": "c1"}
-	back := []restore{{asOf: at(3), active: at(10)}} // everything after 3 may be lost
 	for name, c := range map[string]struct {
-		change   map[string]string // empty: the file is removed
-		restores []restore
-		wrong    string // empty: nothing is wrong
+		path, sum string // planted; without a sum the file is removed
+		told      told
+		wrong     string // empty: nothing is wrong
 	}{
-		"nothing":                            {nil, nil, ""},
-		"an unknown write took place":        {map[string]string{"d": "d1"}, nil, ""},
-		"a saved file is gone":               {map[string]string{"a": ""}, nil, "a is lost"},
-		"a saved file is gone after restore": {map[string]string{"a": ""}, back, "a is lost"},
-		"other bytes":                        {map[string]string{"a": "a2"}, back, "a has a content that was never written"},
-		"another file's bytes":               {map[string]string{"a": "b1"}, back, "a has a content that was never written"},
-		"an unsaved file is gone":            {map[string]string{"c": ""}, nil, "c is lost"},
-		"an unsaved file is gone, restored":  {map[string]string{"c": ""}, back, ""},
-		"an old version":                     {map[string]string{"b": "b1"}, nil, "b is lost"},
-		"an old version, restored":           {map[string]string{"b": "b1"}, back, ""},
-		"no version, restored":               {map[string]string{"b": ""}, back, "b is lost"},
-		"written before the snapshot":        {map[string]string{"c": ""}, []restore{{asOf: at(6), active: at(10)}}, "c is lost"},
-		"written after the restore":          {map[string]string{"c": ""}, []restore{{asOf: at(3), active: at(4.5)}}, "c is lost"},
-		"a file of another life":             {map[string]string{"z": "z1"}, nil, "z is there, and was not written"},
+		"nothing":                            {"a", "a1", told{}, ""},
+		"an unknown write took place":        {"d", "d1", told{}, ""},
+		"a saved file is gone":               {"a", "", told{}, "a is lost"},
+		"a saved file is gone after restore": {"a", "", back(3, 7), "a is lost"},
+		"even from before it was saved":      {"a", "", back(0, 7), "a is lost"},
+		"other bytes":                        {"a", "a2", back(3, 7), "a has a content that was never written"},
+		"another file's bytes":               {"a", "b1", back(3, 7), "a has a content that was never written"},
+		"an unsaved file is gone":            {"c", "", told{}, "c is lost"},
+		"an unsaved file is gone, restored":  {"c", "", back(3, 7), ""},
+		"an old version":                     {"b", "b1", told{}, "b is lost"},
+		"an old version, restored":           {"b", "b1", back(3, 7), ""},
+		"no version, restored":               {"b", "", back(3, 7), "b is lost"},
+		"written before the snapshot":        {"c", "", back(6, 7), "c is lost"},
+		"written after the restore":          {"c", "", back(3, 6), "c is lost"},
+		"a file of another life":             {"z", "z1", told{}, "z is there, and was not written"},
 	} {
-		found := maps.Clone(whole)
-		for path, sum := range c.change {
-			if found[path] = sum; sum == "" {
-				delete(found, path)
-			}
+		found := seen{maps.Clone(whole), at(20), epoch(7)}
+		if found.files[c.path] = c.sum; c.sum == "" {
+			delete(found.files, c.path)
 		}
-		wrong := strings.Join(book().check(found, c.restores, at(20)), "\n")
+		wrong := strings.Join(book(false).check(found, c.told), "\n")
 		if c.wrong == "" && wrong != "" || !strings.Contains(wrong, c.wrong) {
 			t.Errorf("%s: found %q, want %q", name, wrong, c.wrong)
 		}
 	}
 }
 
+// TestACloseSavesUnlessItsHostWasLost: a close is a save like a checkpoint, but not of an epoch that was
+// over before it.
+func TestACloseSavesUnlessItsHostWasLost(t *testing.T) {
+	found := seen{map[string]string{"b": "b1", "c": "c1"}, at(20), epoch(7)}
+	if wrong := book(true).check(found, back(0, 7)); len(wrong) != 0 {
+		t.Errorf("closed after its host was lost: %v", wrong)
+	}
+	if wrong := book(true).check(found, told{restores: []restore{{at(0), epoch(7)}}}); len(wrong) != 1 {
+		t.Errorf("closed while it was awake: %v", wrong)
+	}
+}
+
 // TestTheLedgerGoesOnFromWhatItFound: what was lost with notice is not missed again, and what was
 // found is held to afterwards.
 func TestTheLedgerGoesOnFromWhatItFound(t *testing.T) {
-	l := book()
-	back := []restore{{asOf: at(3), active: at(10)}}
-	found := map[string]string{"a": "a1", "b": "b1", "d": "d1"}
-	if wrong := l.check(found, back, at(20)); wrong != nil {
-		t.Fatal(wrong)
+	l := book(false)
+	found := seen{map[string]string{"a": "a1", "b": "b1", "d": "d1"}, at(20), epoch(7)}
+	for range 2 {
+		if wrong := l.check(found, back(3, 7)); wrong != nil {
+			t.Fatal(wrong)
+		}
 	}
-	if wrong := l.check(found, back, at(21)); wrong != nil {
-		t.Errorf("again: %v", wrong)
-	}
-	delete(found, "d")
-	if wrong := l.check(found, back, at(22)); len(wrong) != 1 {
+	delete(found.files, "d")
+	if wrong := l.check(found, back(3, 7)); len(wrong) != 1 {
 		t.Errorf("d is gone after it was seen: %v", wrong)
 	}
 }
@@ -239,12 +251,12 @@ func TestDisorderInEventsIsFound(t *testing.T) {
 	h.take(ev(1, 5, 6, placed))
 	h.take(ev(2, 5, 6, active))
 	ctx, cancel := context.WithCancel(t.Context())
-	got, err := h.restoresOf(ctx, aLife, epoch(6))
+	got, err := h.told(ctx, aLife, epoch(6))
 	cancel()
-	if err != nil || len(got) != 1 || !got[0].active.Equal(at(2)) {
+	if err != nil || len(got.restores) != 1 || got.restores[0] != (restore{at(0), epoch(6)}) {
 		t.Errorf("restores %v %v", got, err)
 	}
-	if _, err := h.restoresOf(ctx, aLife, epoch(7)); err == nil {
+	if _, err := h.told(ctx, aLife, epoch(7)); err == nil {
 		t.Error("an epoch that was never told active has restores")
 	}
 	if left := h.unended(); len(left) != 1 {

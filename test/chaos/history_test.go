@@ -3,11 +3,11 @@ package chaos
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -20,7 +20,7 @@ type past struct {
 	seen            map[uint64]bool
 	epoch           ids.Epoch
 	deleted, erased bool
-	restores        []restore
+	told            told
 	active          map[ids.Epoch]bool
 }
 
@@ -55,7 +55,7 @@ func (h *history) take(ev sdk.Event) {
 	l := life{ids.SessionKey(ref.GetSession()), grant.GenerationOf(ref.GetGeneration())}
 	p := h.lives[l]
 	if p == nil {
-		p = &past{seen: map[uint64]bool{}, active: map[ids.Epoch]bool{}}
+		p = &past{seen: map[uint64]bool{}, told: told{displaced: map[ids.Epoch]bool{}}, active: map[ids.Epoch]bool{}}
 		h.lives[l] = p
 	}
 	if p.seen[b.GetRevision()] {
@@ -107,12 +107,14 @@ func (h *history) detail(l life, p *past, e ids.Epoch, b *schedulerv1.Event) {
 		a := b.GetActive()
 		p.active[e] = true
 		h.owners.placed(l, e, at)
-		if a.GetCause() == corev1.Cause_CAUSE_HANDOFF {
-			h.handoffs++
-		}
 		if a.GetRestoredAsOf() != nil {
 			h.restored++
-			p.restores = append(p.restores, restore{a.GetRestoredAsOf().AsTime(), at})
+			p.told.restores = append(p.told.restores, restore{a.GetRestoredAsOf().AsTime(), e})
+		}
+	case b.GetDisplaced() != nil:
+		p.told.displaced[e] = true
+		if b.GetDisplaced().GetHandoff() {
+			h.handoffs++ // a user's open may be quicker than the handoff's own wake
 		}
 	case b.GetDeleted() != nil:
 		p.deleted = true
@@ -121,19 +123,19 @@ func (h *history) detail(l life, p *past, e ids.Epoch, b *schedulerv1.Event) {
 	}
 }
 
-// restoresOf are all restores of a generation, once it was told that it is active in an epoch.
-func (h *history) restoresOf(ctx context.Context, l life, e ids.Epoch) ([]restore, error) {
+// told is what was told of a generation, once it was told that it is active in an epoch.
+func (h *history) told(ctx context.Context, l life, e ids.Epoch) (told, error) {
 	for {
 		h.mu.Lock()
 		p, moved := h.lives[l], h.moved
 		if p != nil && p.active[e] {
 			defer h.mu.Unlock()
-			return slices.Clone(p.restores), nil
+			return told{slices.Clone(p.told.restores), maps.Clone(p.told.displaced)}, nil
 		}
 		h.mu.Unlock()
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("that %s is active in epoch %s was not told in time", l.session, e)
+			return told{}, fmt.Errorf("that %s is active in epoch %s was not told in time", l.session, e)
 		case <-moved:
 		}
 	}

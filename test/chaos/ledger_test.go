@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // version is one content that was written to a path.
@@ -12,16 +14,42 @@ type version struct {
 	sum string
 	// at is when the write was acknowledged; zero: whether it took place is not known.
 	at time.Time
-	// safe: a checkpoint or a close was acknowledged that began after at, so that no restore may lose it.
-	safe bool
+	// epoch in which it was written, or last seen.
+	epoch ids.Epoch
+	saves []save // that began after at
 }
 
-// restore is one return of a session to a snapshot: what was acknowledged before asOf is there; what
-// was acknowledged between asOf and active may be lost.
-type restore struct{ asOf, active time.Time }
+// save is a checkpoint, or a close, that was acknowledged.
+type save struct {
+	epoch ids.Epoch // of the handle
+	close bool
+}
 
-func (r restore) mayLose(v version) bool {
-	return !v.safe && !v.at.Before(r.asOf) && v.at.Before(r.active)
+// restore is one return of a session to a snapshot: what was acknowledged before asOf is there.
+type restore struct {
+	asOf  time.Time
+	epoch ids.Epoch // that began with it
+}
+
+// told is what the platform told of a session that bears on its files.
+type told struct {
+	restores []restore
+	// displaced are epochs whose host lost the session. A close that comes later finds it asleep: it
+	// saves nothing, and its acknowledgement promises nothing.
+	displaced map[ids.Epoch]bool
+}
+
+func (o told) saved(v version, before ids.Epoch) bool {
+	return slices.ContainsFunc(v.saves, func(s save) bool {
+		return s.epoch.Compare(before) < 0 && !(s.close && o.displaced[s.epoch])
+	})
+}
+
+// mayLose reports whether a restore may have lost what was acknowledged.
+func (o told) mayLose(v version) bool {
+	return slices.ContainsFunc(o.restores, func(r restore) bool {
+		return v.epoch.Compare(r.epoch) < 0 && !v.at.Before(r.asOf) && !o.saved(v, r.epoch)
+	})
 }
 
 // ledger is what a worker knows of its session's files. Versions of a path are oldest first, and only
@@ -31,8 +59,8 @@ type ledger struct{ files map[string][]version }
 func newLedger() *ledger { return &ledger{map[string][]version{}} }
 
 // begin notes a write that is under way.
-func (l *ledger) begin(path, sum string) {
-	l.files[path] = append(l.files[path], version{sum: sum})
+func (l *ledger) begin(path, sum string, e ids.Epoch) {
+	l.files[path] = append(l.files[path], version{sum: sum, epoch: e})
 }
 
 // done notes that the last write of a path was acknowledged.
@@ -42,10 +70,12 @@ func (l *ledger) done(path string, at time.Time) {
 }
 
 // saved notes that a checkpoint or a close which began at this time was acknowledged.
-func (l *ledger) saved(began time.Time) {
+func (l *ledger) saved(began time.Time, s save) {
 	for _, all := range l.files {
-		for i := range all {
-			all[i].safe = all[i].safe || !all[i].at.IsZero() && !all[i].at.After(began)
+		for i, v := range all {
+			if !v.at.IsZero() && !v.at.After(began) && !slices.Contains(v.saves, s) {
+				all[i].saves = append(v.saves, s)
+			}
 		}
 	}
 }
@@ -60,40 +90,47 @@ func (l *ledger) known() (out []string) {
 	return out
 }
 
-// safe counts the files that no fault may take away.
+// safe counts the files that were saved.
 func (l *ledger) safe() (n int) {
 	for _, all := range l.files {
-		if slices.ContainsFunc(all, func(v version) bool { return v.safe }) {
+		if slices.ContainsFunc(all, func(v version) bool { return len(v.saves) > 0 }) {
 			n++
 		}
 	}
 	return n
 }
 
-// check compares what is in the session, path to hash, with what must be there, given every restore of
-// the session, and takes what it found as what is there at this time.
-func (l *ledger) check(found map[string]string, restores []restore, now time.Time) (wrong []string) {
+// seen is what was found in a session, path to hash.
+type seen struct {
+	files map[string]string
+	at    time.Time
+	epoch ids.Epoch
+}
+
+// check compares what is in the session with what must be there, given what was told of it, and takes
+// what it found as what is there from now on.
+func (l *ledger) check(found seen, o told) (wrong []string) {
 	for _, path := range slices.Sorted(maps.Keys(l.files)) {
 		all := l.files[path]
-		sum, there := found[path]
+		sum, there := found.files[path]
 		at := -1
 		for i, v := range all {
 			if there && v.sum == sum {
 				at = i
 			}
 		}
-		floor := floorOf(all, restores)
+		floor := floorOf(all, o)
 		switch {
 		case there && at < 0:
 			wrong = append(wrong, fmt.Sprintf("%s has a content that was never written to it (%.12s)", path, sum))
 		case at < floor:
-			wrong = append(wrong, fmt.Sprintf("%s is lost: version %d of %d (%.12s, acknowledged %s, safe %v) must be there, found is version %d (there: %v)",
-				path, floor+1, len(all), all[floor].sum, all[floor].at.Format(clock), all[floor].safe, at+1, there))
+			wrong = append(wrong, fmt.Sprintf("%s is lost: version %d of %d (%.12s, acknowledged %s in epoch %s, saves %v) must be there, found is version %d (there: %v)",
+				path, floor+1, len(all), all[floor].sum, all[floor].at.Format(clock), all[floor].epoch, all[floor].saves, at+1, there))
 		default:
-			l.settle(path, at, now)
+			l.settle(path, at, found)
 		}
 	}
-	for _, path := range slices.Sorted(maps.Keys(found)) {
+	for _, path := range slices.Sorted(maps.Keys(found.files)) {
 		if _, ok := l.files[path]; !ok {
 			wrong = append(wrong, fmt.Sprintf("%s is there, and was not written in this life of the session", path))
 		}
@@ -102,10 +139,9 @@ func (l *ledger) check(found map[string]string, restores []restore, now time.Tim
 }
 
 // floorOf is the newest version that must have stayed; -1: none.
-func floorOf(all []version, restores []restore) int {
+func floorOf(all []version, o told) int {
 	for i, v := range slices.Backward(all) {
-		lost := func(r restore) bool { return r.mayLose(v) }
-		if !v.at.IsZero() && !slices.ContainsFunc(restores, lost) {
+		if !v.at.IsZero() && !o.mayLose(v) {
 			return i
 		}
 	}
@@ -114,14 +150,15 @@ func floorOf(all []version, restores []restore) int {
 
 // settle takes version at (-1: none) as the one that is there. A last write of unknown outcome may
 // still take place: it stays possible.
-func (l *ledger) settle(path string, at int, now time.Time) {
+func (l *ledger) settle(path string, at int, found seen) {
 	all := l.files[path]
 	var keep []version
 	if at >= 0 {
 		v := all[at]
 		if v.at.IsZero() {
-			v.at = now
+			v.at = found.at
 		}
+		v.epoch = found.epoch
 		keep = append(keep, v)
 	}
 	if last := len(all) - 1; last != at && all[last].at.IsZero() {

@@ -45,6 +45,8 @@ type worker struct {
 
 	// Of the worker's goroutine alone.
 	s       *sdk.Session
+	epoch   ids.Epoch // of s
+	gen     ids.Generation
 	ledger  *ledger
 	next    int // number of the next file
 	deletes int
@@ -117,6 +119,12 @@ func (w *worker) step(ctx context.Context) {
 		}
 	}
 	n := w.rng.IntN(100)
+	switch { // most sessions are saved early: what was never saved cannot be handed over
+	case len(w.ledger.files) == 0:
+		n = 0
+	case w.ledger.safe() == 0 && n > 30:
+		n = 60
+	}
 	err := w.bounded(ctx, func(ctx context.Context) error {
 		switch {
 		case n < 55:
@@ -153,6 +161,12 @@ func (w *worker) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if w.epoch, err = ids.ParseEpoch(s.Epoch()); err != nil {
+		return err
+	}
+	if w.gen, err = ids.ParseGeneration(s.Generation()); err != nil {
+		return err
+	}
 	w.s = s
 	w.mu.Lock()
 	w.key = s.Key()
@@ -174,7 +188,7 @@ func (w *worker) write(ctx context.Context) error {
 		raw[i] = byte(w.rng.Uint32())
 	}
 	sum := sha256.Sum256(raw)
-	w.ledger.begin(path, hex.EncodeToString(sum[:]))
+	w.ledger.begin(path, hex.EncodeToString(sum[:]), w.epoch)
 	_, err := w.s.Files().Write(ctx, filesIn+"/"+path, bytes.NewReader(raw), sdk.WriteOptions{Parents: true})
 	if err == nil {
 		w.ledger.done(path, time.Now())
@@ -186,7 +200,7 @@ func (w *worker) checkpoint(ctx context.Context) error {
 	began := time.Now()
 	_, err := w.s.Checkpoint(ctx)
 	if err == nil {
-		w.ledger.saved(began)
+		w.ledger.saved(began, save{epoch: w.epoch})
 	}
 	return err
 }
@@ -204,7 +218,7 @@ func (w *worker) close(ctx context.Context) error {
 	began := time.Now()
 	err := w.s.Close(ctx)
 	if err == nil {
-		w.ledger.saved(began)
+		w.ledger.saved(began, save{w.epoch, true})
 		w.s = nil
 	}
 	return err
@@ -258,33 +272,22 @@ func (w *worker) look(ctx context.Context, a *answer) error {
 	if err := w.open(ctx); err != nil {
 		return err
 	}
-	epoch, gen, err := stamps(w.s)
-	if err != nil {
-		return err
-	}
 	out, err := w.s.Output(ctx, "sh", "-c", listFiles)
 	if err != nil {
 		return err
 	}
-	found, now := map[string]string{}, time.Now()
+	found := seen{map[string]string{}, time.Now(), w.epoch}
 	for line := range strings.Lines(string(out)) {
 		if sum, path, ok := strings.Cut(strings.TrimSpace(line), "  "); ok {
-			found[strings.TrimPrefix(path, "./")] = sum
+			found.files[strings.TrimPrefix(path, "./")] = sum
 		}
 	}
-	restores, err := w.history.restoresOf(ctx, life{ids.SessionKey(w.s.Key()), gen}, epoch)
+	o, err := w.history.told(ctx, life{ids.SessionKey(w.s.Key()), w.gen}, w.epoch)
 	if err != nil {
 		return err
 	}
-	a.wrong = w.ledger.check(found, restores, now)
+	a.wrong = w.ledger.check(found, o)
 	return nil
-}
-
-func stamps(s *sdk.Session) (e ids.Epoch, g ids.Generation, err error) {
-	if e, err = ids.ParseEpoch(s.Epoch()); err == nil {
-		g, err = ids.ParseGeneration(s.Generation())
-	}
-	return e, g, err
 }
 
 // keyNow is the session's key, empty before its first open.
