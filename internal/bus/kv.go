@@ -205,7 +205,11 @@ func (c *Conn) kvFailed(op, id string, err error) error {
 
 // purge removes the messages of one subject of a stream.
 func (c *Conn) purge(ctx context.Context, stream, subject string) error {
-	return c.api(ctx, "STREAM.PURGE."+stream, map[string]any{"filter": subject}, nil)
+	ctx, cancel := withTimeout(ctx, defaultTimeout)
+	defer cancel()
+	return whileAway(ctx, ackWait, func(ctx context.Context) error {
+		return c.api(ctx, "STREAM.PURGE."+stream, map[string]any{"filter": subject}, nil)
+	})
 }
 
 // deleteMsg removes one message; erase overwrites it in the file.

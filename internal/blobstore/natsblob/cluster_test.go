@@ -66,8 +66,9 @@ func TestObjectsOutliveTheStoresLeader(t *testing.T) {
 	c := bustest.StartCluster(t, host)
 	keeper := c.Connect(subjects.Keeper())
 	leader := leaderOf(t, c, keeper)
-	conn := c.Connect(host, (leader+1)%3) // a lost connection ends a read, see the package
-	ctx := bustest.Context(t)
+	conn := c.Connect(host, (leader+1)%3)                                   // a lost connection ends a read, see the package
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // a write may stall once
+	defer cancel()
 	b := bucketOf(t, conn, 0)
 	big := noise(24<<20, 7)
 	if _, err := put(ctx, b, "big", big); err != nil {

@@ -7,7 +7,7 @@
 // cancelled or failed takes its chunks away, at once or as soon as the
 // connection is back, and what a killed writer left is found by Tidy; a lost
 // connection fails a write at once instead of blocking it, and one whose
-// stream lost its leader within 12 s, to be repeated by its caller; a read
+// stream lost its leader within 30 s, to be repeated by its caller; a read
 // goes on at other replicas, and a look-up waits for the next leader; a full
 // store refuses (NoCapacity) and can still delete. Objects are looked up and
 // listed at the stream's leader; chunks may come from any replica and are
@@ -58,9 +58,10 @@ const (
 	writeTotal  = 16 << 20 // of all writers of a bucket; the server queues 128 MiB per stream
 	batchBytes  = 4 << 20  // asked for at once by one reader, which has two batches on the way
 	readTotal   = 32 << 20 // of all readers of a bucket; the server cuts a client off at 64 MiB
-	// stall is without any answer: longer than a stream is without a leader
-	// when its node dies, 4 to 9 s. What it had in hand is never answered.
-	stall = 12 * time.Second
+	// stall is without any answer. A stream whose node died has another leader
+	// after 4 to 9 s and never answers what the first had in hand; yet a disk
+	// under load takes longer than that for what is synced.
+	stall = 30 * time.Second
 	// replicaStall is when the leader is asked for what a replica does not send.
 	replicaStall = 3 * time.Second
 	cleanupTime  = 5 * time.Second
