@@ -121,9 +121,10 @@ func (h *host) askRejoin() {
 	}
 }
 
-// commitManifest moves the session's head, again while the answer is not known.
-func (h *host) commitManifest(ctx context.Context, ref *corev1.SessionRef, m *corev1.Manifest) error {
-	req := &schedulerv1.CommitManifestRequest{Session: ref, Manifest: m}
+// commitManifest moves the session's head, again while the answer is not known. sealed: nothing was
+// written to the disk since.
+func (h *host) commitManifest(ctx context.Context, ref *corev1.SessionRef, m *corev1.Manifest, sealed bool) error {
+	req := &schedulerv1.CommitManifestRequest{Session: ref, Manifest: m, Sealed: sealed}
 	err := h.persist(ctx, func(ctx context.Context) error {
 		if err := h.may("commit_manifest"); err != nil { // also between two tries
 			return err

@@ -153,7 +153,7 @@ func TestNoEffectWithoutALease(t *testing.T) {
 		"disk.drop":  func() error { return h.dropStale(t.Context(), ref("gone", 1, 2), h.lease.now()) },
 		"commit_manifest": func() error {
 			return short(func(ctx context.Context) error {
-				return h.commitManifest(ctx, one, &corev1.Manifest{Id: r.sched.head(one)})
+				return h.commitManifest(ctx, one, &corev1.Manifest{Id: r.sched.head(one)}, false)
 			})
 		},
 		"data_key": func() error {
@@ -326,7 +326,7 @@ func TestWhatNamesAnotherEpochIsRefusedAndCounted(t *testing.T) {
 		},
 		"delete":          func() error { _ = r.delete(ref("ann", 4, 6)); return nil },
 		"admit":           func() error { _, err := g.Admit(t.Context()); return err },
-		"commit_manifest": func() error { return h.commitManifest(t.Context(), old, &corev1.Manifest{Id: "m"}) },
+		"commit_manifest": func() error { return h.commitManifest(t.Context(), old, &corev1.Manifest{Id: "m"}, false) },
 	} {
 		r.noted.clear()
 		if err := act(); err != nil && !errs.Is(err, errkind.StaleEpoch) || err == nil && name != "delete" {

@@ -244,7 +244,7 @@ func (s nullSaves) Save(ctx context.Context, on saver.Session) (saver.Result, er
 	if err != nil {
 		return saver.Result{}, err
 	}
-	return s.commit(ctx, on, m, s.n.Checkpointed)
+	return s.commit(ctx, on, m, false)
 }
 
 func (s nullSaves) Seal(ctx context.Context, on saver.Session) (saver.Result, error) {
@@ -252,19 +252,22 @@ func (s nullSaves) Seal(ctx context.Context, on saver.Session) (saver.Result, er
 	if err != nil {
 		return saver.Result{}, err
 	}
-	return s.commit(ctx, on, m, s.n.Commit)
+	return s.commit(ctx, on, m, true)
 }
 
-func (s nullSaves) commit(ctx context.Context, on saver.Session, m disk.Manifest, done func(disk.Manifest) error) (saver.Result, error) {
+func (s nullSaves) commit(ctx context.Context, on saver.Session, m disk.Manifest, sealed bool) (saver.Result, error) {
 	r := saver.Result{Info: archive.Info{ID: m.ID, Parent: m.Parent, Epoch: m.Epoch, TakenAt: time.Now(), Size: m.Size, Image: m.Image}}
 	if m.Parent == m.ID || m.ID == "" || m.Parent == "" && s.n.clean(on.Key) {
 		r.Same = true
 		return r, nil
 	}
-	if err := s.h.commitManifest(ctx, savingRef(on), s.h.manifest(on.Generation, r.Info)); err != nil {
+	if err := s.h.commitManifest(ctx, savingRef(on), s.h.manifest(on.Generation, r.Info), sealed); err != nil {
 		return r, err
 	}
-	return r, done(m)
+	if sealed {
+		return r, s.n.Commit(m)
+	}
+	return r, s.n.Checkpointed(m)
 }
 
 func (n *nullDisks) clean(k disk.Key) bool {

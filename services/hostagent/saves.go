@@ -36,8 +36,8 @@ func (h *host) openSaves(ctx context.Context, store *disk.Store) error {
 	h.vault = depot
 	h.saves = saver.New(store, depot, saver.Outside{
 		Key: h.dataKey, Check: h.may,
-		Commit: func(ctx context.Context, on saver.Session, m archive.Info) error {
-			return h.commitManifest(ctx, savingRef(on), h.manifest(on.Generation, m))
+		Commit: func(ctx context.Context, on saver.Session, m archive.Info, sealed bool) error {
+			return h.commitManifest(ctx, savingRef(on), h.manifest(on.Generation, m), sealed)
 		},
 	}, h.log)
 	return os.MkdirAll(h.eraseDir(), 0o700)

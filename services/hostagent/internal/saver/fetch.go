@@ -80,7 +80,7 @@ func (s *Saver) Fetch(ctx context.Context, on Session, want Wanted) (Fetched, er
 	if err := s.out.Check("restore.commit"); err != nil {
 		return Fetched{}, errs.Wrap(op, on.Key.String(), err)
 	}
-	return out, errs.Wrap(op, on.Key.String(), s.out.Commit(ctx, on, ix.Info()))
+	return out, errs.Wrap(op, on.Key.String(), s.out.Commit(ctx, on, ix.Info(), false))
 }
 
 // local makes the image of a manifest on this host.

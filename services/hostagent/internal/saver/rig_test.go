@@ -111,7 +111,7 @@ func (w *world) begin() {
 			}
 			return nil
 		},
-		Commit: func(_ context.Context, on Session, m archive.Info) error {
+		Commit: func(_ context.Context, on Session, m archive.Info, _ bool) error {
 			if err := fault("commit"); err != nil {
 				return err
 			}

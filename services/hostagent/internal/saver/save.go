@@ -72,7 +72,7 @@ func (s *Saver) Seal(ctx context.Context, on Session) (Result, error) {
 		r := Result{Info: infoOf(*m), Same: true}
 		rec, err := s.disks.Get(on.Key)
 		if err == nil && m.ID != "" && rec.Pending.ID == m.ID {
-			err = s.commitPending(ctx, on, r.Info)
+			err = s.commitPending(ctx, on, r.Info, rec.Pending.Sealed)
 		}
 		r.Took = time.Since(began)
 		return r, errs.Wrap(op, on.Key.String(), err)
@@ -113,7 +113,7 @@ func (s *Saver) keep(ctx context.Context, on Session, j *job, shot *disk.Shot) (
 	if err := s.disks.Propose(shot, manifestOf(on, r.Info), ix.Encode()); err != nil {
 		return r, err
 	}
-	return r, s.commitPending(ctx, on, r.Info)
+	return r, s.commitPending(ctx, on, r.Info, shot.Sealed)
 }
 
 // lostWith ends the context when the pool needs the shot's space back.
@@ -169,12 +169,13 @@ func (s *Saver) changed(on Session, shot *disk.Shot) []extents.Range {
 	return out
 }
 
-// commitPending makes a proposed manifest the head, or finds out that it never can be.
-func (s *Saver) commitPending(ctx context.Context, on Session, m archive.Info) error {
+// commitPending makes a proposed manifest the head, or finds out that it never can be. sealed: the disk
+// has not been written to since it was taken.
+func (s *Saver) commitPending(ctx context.Context, on Session, m archive.Info, sealed bool) error {
 	if err := s.out.Check("save.commit"); err != nil {
 		return err
 	}
-	err := s.out.Commit(ctx, on, m)
+	err := s.out.Commit(ctx, on, m, sealed)
 	switch {
 	case err == nil:
 		return s.disks.CommitHead(on.Key, m.ID)
@@ -204,7 +205,7 @@ func (s *Saver) settle(ctx context.Context, on Session) error {
 	}
 	info := archive.Info{ID: p.ID, Parent: rec.Base, Epoch: p.Epoch, TakenAt: p.TakenAt, Size: rec.Size, Allocated: p.Allocated,
 		Image: rec.Image, CrashConsistent: p.CrashConsistent}
-	if err := s.commitPending(ctx, on, info); err != nil && !errs.Is(err, errkind.Conflict) {
+	if err := s.commitPending(ctx, on, info, p.Sealed); err != nil && !errs.Is(err, errkind.Conflict) {
 		return err
 	}
 	return nil // it is the head, or withdrawn

@@ -72,8 +72,8 @@ type Outside struct {
 	// Key gives the data key of the session's generation.
 	Key func(ctx context.Context, s Session) (archive.Key, error)
 	// Commit moves the session's head from m.Parent to m.ID, and tries until the outcome is known
-	// or ctx ends.
-	Commit func(ctx context.Context, s Session, m archive.Info) error
+	// or ctx ends. sealed: the disk has not been written to since.
+	Commit func(ctx context.Context, s Session, m archive.Info, sealed bool) error
 	// Check fails once this host may not act on sessions; place says what is about to be done.
 	Check func(place string) error
 }
