@@ -27,7 +27,7 @@ func at(seconds float64) time.Time {
 
 // book is a session in which, in epoch 6, a was saved, b written over after that, c written and not
 // saved, and of d nobody knows whether it was written.
-func book(close bool) *ledger {
+func book(s save) *ledger {
 	l := newLedger()
 	write := func(path, sum string, when float64) {
 		l.begin(path, sum, epoch(6))
@@ -35,68 +35,70 @@ func book(close bool) *ledger {
 	}
 	write("a", "a1", 1)
 	write("b", "b1", 2)
-	l.saved(at(3), save{epoch(6), close})
+	l.saved(at(3), s)
 	write("b", "b2", 4)
 	write("c", "c1", 5)
 	l.begin("d", "d1", epoch(6))
 	return l
 }
 
-func back(asOf float64, e uint64) told {
-	return told{restores: []restore{{at(asOf), epoch(e)}}, displaced: map[ids.Epoch]bool{epoch(6): true}}
-}
+var checkpointed = save{epoch: epoch(6)}
+
+func back(asOf float64, e uint64) []restore { return []restore{{at(asOf), epoch(e), at(10)}} }
 
 // TestTheLedgerFindsPlantedLosses plants one difference at a time.
 func TestTheLedgerFindsPlantedLosses(t *testing.T) {
 	whole := map[string]string{"a": "a1", "b": "b2", "c": "c1"}
 	for name, c := range map[string]struct {
 		path, sum string // planted; without a sum the file is removed
-		told      told
+		restores  []restore
 		wrong     string // empty: nothing is wrong
 	}{
-		"nothing":                            {"a", "a1", told{}, ""},
-		"an unknown write took place":        {"d", "d1", told{}, ""},
-		"a saved file is gone":               {"a", "", told{}, "a is lost"},
+		"nothing":                            {"a", "a1", nil, ""},
+		"an unknown write took place":        {"d", "d1", nil, ""},
+		"a saved file is gone":               {"a", "", nil, "a is lost"},
 		"a saved file is gone after restore": {"a", "", back(3, 7), "a is lost"},
 		"even from before it was saved":      {"a", "", back(0, 7), "a is lost"},
 		"other bytes":                        {"a", "a2", back(3, 7), "a has a content that was never written"},
 		"another file's bytes":               {"a", "b1", back(3, 7), "a has a content that was never written"},
-		"an unsaved file is gone":            {"c", "", told{}, "c is lost"},
+		"an unsaved file is gone":            {"c", "", nil, "c is lost"},
 		"an unsaved file is gone, restored":  {"c", "", back(3, 7), ""},
-		"an old version":                     {"b", "b1", told{}, "b is lost"},
+		"an old version":                     {"b", "b1", nil, "b is lost"},
 		"an old version, restored":           {"b", "b1", back(3, 7), ""},
 		"no version, restored":               {"b", "", back(3, 7), "b is lost"},
 		"written before the snapshot":        {"c", "", back(6, 7), "c is lost"},
 		"written after the restore":          {"c", "", back(3, 6), "c is lost"},
-		"a file of another life":             {"z", "z1", told{}, "z is there, and was not written"},
+		"a file of another life":             {"z", "z1", nil, "z is there, and was not written"},
 	} {
 		found := seen{maps.Clone(whole), at(20), epoch(7)}
 		if found.files[c.path] = c.sum; c.sum == "" {
 			delete(found.files, c.path)
 		}
-		wrong := strings.Join(book(false).check(found, c.told), "\n")
+		wrong := strings.Join(book(checkpointed).check(found, c.restores), "\n")
 		if c.wrong == "" && wrong != "" || !strings.Contains(wrong, c.wrong) {
 			t.Errorf("%s: found %q, want %q", name, wrong, c.wrong)
 		}
 	}
 }
 
-// TestACloseSavesUnlessItsHostWasLost: a close is a save like a checkpoint, but not of an epoch that was
-// over before it.
-func TestACloseSavesUnlessItsHostWasLost(t *testing.T) {
-	found := seen{map[string]string{"b": "b1", "c": "c1"}, at(20), epoch(7)}
-	if wrong := book(true).check(found, back(0, 7)); len(wrong) != 0 {
-		t.Errorf("closed after its host was lost: %v", wrong)
-	}
-	if wrong := book(true).check(found, told{restores: []restore{{at(0), epoch(7)}}}); len(wrong) != 1 {
-		t.Errorf("closed while it was awake: %v", wrong)
+// TestACloseSavesWhatWasThere: a close is a save like a checkpoint, but not of what a restore before it
+// had taken away.
+func TestACloseSavesWhatWasThere(t *testing.T) {
+	for closed, wrong := range map[float64]int{9: 1, 11: 0} {
+		found := seen{map[string]string{"b": "b1", "c": "c1"}, at(20), epoch(7)}
+		if got := book(save{epoch(6), at(closed)}).check(found, back(0, 7)); len(got) != wrong {
+			t.Errorf("a is gone after a restore at 10 and a close at %v: %v", closed, got)
+		}
 	}
 }
 
 // TestTheLedgerGoesOnFromWhatItFound: what was lost with notice is not missed again, and what was
 // found is held to afterwards.
 func TestTheLedgerGoesOnFromWhatItFound(t *testing.T) {
-	l := book(false)
+	l := book(checkpointed)
+	if wrong := l.check(seen{map[string]string{"a": "a1", "b": "b2", "c": "c1"}, at(9), epoch(6)}, nil); wrong != nil {
+		t.Fatal(wrong)
+	}
 	found := seen{map[string]string{"a": "a1", "b": "b1", "d": "d1"}, at(20), epoch(7)}
 	for range 2 {
 		if wrong := l.check(found, back(3, 7)); wrong != nil {
@@ -251,12 +253,12 @@ func TestDisorderInEventsIsFound(t *testing.T) {
 	h.take(ev(1, 5, 6, placed))
 	h.take(ev(2, 5, 6, active))
 	ctx, cancel := context.WithCancel(t.Context())
-	got, err := h.told(ctx, aLife, epoch(6))
+	got, err := h.restoresOf(ctx, aLife, epoch(6))
 	cancel()
-	if err != nil || len(got.restores) != 1 || got.restores[0] != (restore{at(0), epoch(6)}) {
+	if err != nil || len(got) != 1 || !got[0].asOf.Equal(at(0)) || got[0].epoch != epoch(6) {
 		t.Errorf("restores %v %v", got, err)
 	}
-	if _, err := h.told(ctx, aLife, epoch(7)); err == nil {
+	if _, err := h.restoresOf(ctx, aLife, epoch(7)); err == nil {
 		t.Error("an epoch that was never told active has restores")
 	}
 	if left := h.unended(); len(left) != 1 {

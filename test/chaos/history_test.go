@@ -3,7 +3,6 @@ package chaos
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,7 +19,7 @@ type past struct {
 	seen            map[uint64]bool
 	epoch           ids.Epoch
 	deleted, erased bool
-	told            told
+	restores        []restore
 	active          map[ids.Epoch]bool
 }
 
@@ -55,7 +54,7 @@ func (h *history) take(ev sdk.Event) {
 	l := life{ids.SessionKey(ref.GetSession()), grant.GenerationOf(ref.GetGeneration())}
 	p := h.lives[l]
 	if p == nil {
-		p = &past{seen: map[uint64]bool{}, told: told{displaced: map[ids.Epoch]bool{}}, active: map[ids.Epoch]bool{}}
+		p = &past{seen: map[uint64]bool{}, active: map[ids.Epoch]bool{}}
 		h.lives[l] = p
 	}
 	if p.seen[b.GetRevision()] {
@@ -109,13 +108,10 @@ func (h *history) detail(l life, p *past, e ids.Epoch, b *schedulerv1.Event) {
 		h.owners.placed(l, e, at)
 		if a.GetRestoredAsOf() != nil {
 			h.restored++
-			p.told.restores = append(p.told.restores, restore{a.GetRestoredAsOf().AsTime(), e})
+			p.restores = append(p.restores, restore{a.GetRestoredAsOf().AsTime(), e, at})
 		}
-	case b.GetDisplaced() != nil:
-		p.told.displaced[e] = true
-		if b.GetDisplaced().GetHandoff() {
-			h.handoffs++ // a user's open may be quicker than the handoff's own wake
-		}
+	case b.GetDisplaced().GetHandoff():
+		h.handoffs++ // a user's open may be quicker than the handoff's own wake
 	case b.GetDeleted() != nil:
 		p.deleted = true
 	case b.GetErased() != nil:
@@ -123,19 +119,19 @@ func (h *history) detail(l life, p *past, e ids.Epoch, b *schedulerv1.Event) {
 	}
 }
 
-// told is what was told of a generation, once it was told that it is active in an epoch.
-func (h *history) told(ctx context.Context, l life, e ids.Epoch) (told, error) {
+// restoresOf are the restores of a generation, once it was told that it is active in an epoch.
+func (h *history) restoresOf(ctx context.Context, l life, e ids.Epoch) ([]restore, error) {
 	for {
 		h.mu.Lock()
 		p, moved := h.lives[l], h.moved
 		if p != nil && p.active[e] {
 			defer h.mu.Unlock()
-			return told{slices.Clone(p.told.restores), maps.Clone(p.told.displaced)}, nil
+			return slices.Clone(p.restores), nil
 		}
 		h.mu.Unlock()
 		select {
 		case <-ctx.Done():
-			return told{}, fmt.Errorf("that %s is active in epoch %s was not told in time", l.session, e)
+			return nil, fmt.Errorf("that %s is active in epoch %s was not told in time", l.session, e)
 		case <-moved:
 		}
 	}

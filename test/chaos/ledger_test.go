@@ -22,34 +22,30 @@ type version struct {
 // save is a checkpoint, or a close, that was acknowledged.
 type save struct {
 	epoch ids.Epoch // of the handle
-	close bool
+	// closed is when a close was acknowledged. It is the session's, not an epoch's: one that is
+	// acknowledged after a restore is of what the restore brought back.
+	closed time.Time
 }
 
 // restore is one return of a session to a snapshot: what was acknowledged before asOf is there.
 type restore struct {
 	asOf  time.Time
 	epoch ids.Epoch // that began with it
+	at    time.Time // when it began
 }
 
-// told is what the platform told of a session that bears on its files.
-type told struct {
-	restores []restore
-	// displaced are epochs whose host lost the session. A close that comes later finds it asleep: it
-	// saves nothing, and its acknowledgement promises nothing.
-	displaced map[ids.Epoch]bool
-}
-
-func (o told) saved(v version, before ids.Epoch) bool {
-	return slices.ContainsFunc(v.saves, func(s save) bool {
-		return s.epoch.Compare(before) < 0 && !(s.close && o.displaced[s.epoch])
-	})
+// keeps reports whether a save keeps what it saved over a restore.
+func (s save) keeps(r restore) bool {
+	if s.closed.IsZero() {
+		return s.epoch.Compare(r.epoch) < 0
+	}
+	return s.closed.Before(r.at)
 }
 
 // mayLose reports whether a restore may have lost what was acknowledged.
-func (o told) mayLose(v version) bool {
-	return slices.ContainsFunc(o.restores, func(r restore) bool {
-		return v.epoch.Compare(r.epoch) < 0 && !v.at.Before(r.asOf) && !o.saved(v, r.epoch)
-	})
+func (r restore) mayLose(v version) bool {
+	keeps := func(s save) bool { return s.keeps(r) }
+	return v.epoch.Compare(r.epoch) < 0 && !v.at.Before(r.asOf) && !slices.ContainsFunc(v.saves, keeps)
 }
 
 // ledger is what a worker knows of its session's files. Versions of a path are oldest first, and only
@@ -107,9 +103,9 @@ type seen struct {
 	epoch ids.Epoch
 }
 
-// check compares what is in the session with what must be there, given what was told of it, and takes
+// check compares what is in the session with what must be there, given its restores, and takes
 // what it found as what is there from now on.
-func (l *ledger) check(found seen, o told) (wrong []string) {
+func (l *ledger) check(found seen, restores []restore) (wrong []string) {
 	for _, path := range slices.Sorted(maps.Keys(l.files)) {
 		all := l.files[path]
 		sum, there := found.files[path]
@@ -119,7 +115,7 @@ func (l *ledger) check(found seen, o told) (wrong []string) {
 				at = i
 			}
 		}
-		floor := floorOf(all, o)
+		floor := floorOf(all, restores)
 		switch {
 		case there && at < 0:
 			wrong = append(wrong, fmt.Sprintf("%s has a content that was never written to it (%.12s)", path, sum))
@@ -139,27 +135,28 @@ func (l *ledger) check(found seen, o told) (wrong []string) {
 }
 
 // floorOf is the newest version that must have stayed; -1: none.
-func floorOf(all []version, o told) int {
+func floorOf(all []version, restores []restore) int {
 	for i, v := range slices.Backward(all) {
-		if !v.at.IsZero() && !o.mayLose(v) {
+		lost := func(r restore) bool { return r.mayLose(v) }
+		if !v.at.IsZero() && !slices.ContainsFunc(restores, lost) {
 			return i
 		}
 	}
 	return -1
 }
 
-// settle takes version at (-1: none) as the one that is there. A last write of unknown outcome may
-// still take place: it stays possible.
+// settle takes version at (-1: none) as the one that is there. Earlier ones stay possible, since a later
+// restore may be to a snapshot that has them; so does a last write of unknown outcome, which may still
+// take place.
 func (l *ledger) settle(path string, at int, found seen) {
 	all := l.files[path]
-	var keep []version
+	keep := slices.Clone(all[:at+1])
 	if at >= 0 {
-		v := all[at]
+		v := &keep[at]
 		if v.at.IsZero() {
 			v.at = found.at
 		}
 		v.epoch = found.epoch
-		keep = append(keep, v)
 	}
 	if last := len(all) - 1; last != at && all[last].at.IsZero() {
 		keep = append(keep, all[last])

@@ -218,7 +218,7 @@ func (w *worker) close(ctx context.Context) error {
 	began := time.Now()
 	err := w.s.Close(ctx)
 	if err == nil {
-		w.ledger.saved(began, save{w.epoch, true})
+		w.ledger.saved(began, save{w.epoch, time.Now()})
 		w.s = nil
 	}
 	return err
@@ -282,11 +282,11 @@ func (w *worker) look(ctx context.Context, a *answer) error {
 			found.files[strings.TrimPrefix(path, "./")] = sum
 		}
 	}
-	o, err := w.history.told(ctx, life{ids.SessionKey(w.s.Key()), w.gen}, w.epoch)
+	restores, err := w.history.restoresOf(ctx, life{ids.SessionKey(w.s.Key()), w.gen}, w.epoch)
 	if err != nil {
 		return err
 	}
-	a.wrong = w.ledger.check(found, o)
+	a.wrong = w.ledger.check(found, restores)
 	return nil
 }
 
