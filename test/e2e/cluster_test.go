@@ -132,3 +132,43 @@ func TestACutSchedulerDoesNotStopOpens(t *testing.T) {
 		t.Errorf("the session that was opened meanwhile has no host: %v", rec)
 	}
 }
+
+// TestAHostThatEndsGivesItsSessionsAway: a machine ends with a session on it; the next open has the
+// session on another host, with the files of its last acknowledged snapshot, from a folder that hosts
+// share. The host that comes back is one to place sessions on.
+func TestAHostThatEndsGivesItsSessionsAway(t *testing.T) {
+	dir, url := fileStore(t)
+	e := testenv.Cluster(t, "--hosts", "2", "--store", url)
+	c := e.Client("acme", "ann")
+	s := open(t, c, sdk.OpenOptions{Template: "container"})
+	put(t, s, "/root/f", "saved")
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(objects(t, dir, s.Key())) == 0 {
+		t.Error("the shared folder holds nothing of the session")
+	}
+	s = open(t, c, sdk.OpenOptions{Template: "container"})
+	lost := e.HostOf(s.Key())
+	e.Member(lost).Crash()
+	var again *sdk.Session
+	eventually(t, 90*time.Second, func() (err error) {
+		if now := e.HostOf(s.Key()); now == lost { // its lease has not ended yet
+			return fmt.Errorf("the session is still on %s", now)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		again, err = c.Open(ctx, sdk.OpenOptions{Template: "container"})
+		return err
+	})
+	if now := e.HostOf(s.Key()); now == lost {
+		t.Errorf("the session is back on %s, which is not there", lost)
+	}
+	if got := content(t, again, "/root/f"); got != "saved" {
+		t.Errorf("the file says %q (%s)", got, again.Origin())
+	}
+	e.Member(lost).Restart()
+	if m := e.Member(lost).Show(); m.State != "ready" {
+		t.Errorf("%s is %s", lost, m.State)
+	}
+}
