@@ -13,6 +13,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -65,6 +66,7 @@ type link struct {
 	slots    chan struct{}
 	done     chan struct{}
 	once     sync.Once
+	refusals atomic.Uint64
 	mu       sync.Mutex
 	open     map[net.Conn]struct{}
 }
@@ -106,6 +108,7 @@ func (l *link) receive(raw net.Conn) {
 	}
 	asks, err := l.greeted(c)
 	if err != nil {
+		l.refusals.Add(1)
 		l.log.Info("refused a connection from a replica", "from", raw.RemoteAddr(), "error", err)
 	}
 	if err != nil || asks {
