@@ -36,6 +36,9 @@ func (h *host) dropStale(ctx context.Context, ref *corev1.SessionRef, asked time
 	rests := s.op == nil && s.touched < asked && (s.st.Phase == core.Absent || s.st.Phase == "")
 	if rests {
 		err = h.disks.Drop(ctx, k, grant.EpochOf(ref.GetEpoch())) // short, and no wake may begin meanwhile
+		if err == nil || errs.Is(err, errkind.NotFound) {
+			err = errors.Join(err, s.passed(k.Generation, grant.EpochOf(ref.GetEpoch())))
+		}
 	}
 	s.mu.Unlock()
 	switch {
@@ -51,6 +54,23 @@ func (h *host) dropStale(ctx context.Context, ref *corev1.SessionRef, asked time
 	_, err = bus.Invoke[*schedulerv1.ReportReply](ctx, h.conn, "scheduler", "report",
 		&schedulerv1.ReportRequest{Session: ref, What: "dropped", Reason: "the image here was older than the session"})
 	return errs.Wrap(op, key.String(), err)
+}
+
+// passed notes that the session lives on elsewhere in this epoch: a late command of an earlier one must
+// not make a disk here that scheduler does not know of. mu is held.
+func (s *session) passed(g ids.Generation, e ids.Epoch) error {
+	if c := g.Compare(s.st.Generation); c < 0 || c == 0 && e.Compare(s.st.Epoch) <= 0 {
+		return nil
+	}
+	st := core.State{Phase: core.Absent, Generation: g, Epoch: e, Spent: true, LastActivity: s.st.LastActivity}
+	rec := s.rec
+	rec.Generation, rec.Epoch, rec.Phase, rec.Spent, rec.Slept = g, e, string(core.Absent), true, false
+	rec.Sandbox, rec.Reply, rec.Place, rec.Changed = "", nil, nil, time.Now().UTC()
+	if err := s.h.inv.Put(rec); err != nil {
+		return err
+	}
+	s.st, s.rec, s.touched = st, rec, s.h.lease.now()
+	return nil
 }
 
 // atRest reports whether a disk of the session's generation is here, in nobody's use, that is the head or

@@ -224,8 +224,8 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 	a := core.Answer{Kind: core.HostDelete, Session: s}
 	mine := running(s)
 	at := mine
-	if len(at) == 0 && len(s.Holders) == 0 && s.Manifest != "" {
-		at = l.anyHost() // no host has its disk, but the store has its snapshots
+	if len(at) == 0 && len(s.Holders) == 0 && !s.Epoch.IsZero() {
+		at = l.anyHost() // no host has its disk, but the store may have something of it
 	}
 	for _, h := range at {
 		if !l.leases.alive(h) {
