@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -280,30 +281,46 @@ func (l *leader) stepDelete(t *task, c *ctx, s *sched.Session) error {
 	if _, err := ask[struct{}](t, dc, "credentials", "revoke", revokeReq{tenant: s.Tenant, ref: refOf(s)}); err != nil {
 		return err
 	}
-	at := s.Host
-	if at != "" && l.alive(at) {
-		a.Hosts = []ids.Host{at}
-	} else if at == "" && len(s.Holders) == 0 && s.Manifest != "" {
-		at = l.anyHost() // no host has its disk, but the store has its snapshots
-		l.w.cov.hit("delete of a session without a host")
+	var mine []ids.Host // that may run it
+	if s.Host != "" {
+		mine = append(mine, s.Host)
 	}
-	if at != "" && l.alive(at) {
-		if err := l.hostDelete(t, dc, at, s.Tenant, refOf(s)); err != nil {
-			return err
+	for _, left := range s.Left {
+		if !slices.Contains(mine, left.Host) {
+			mine = append(mine, left.Host)
 		}
 	}
-	_, _, err := l.follow(t, c, a, nil)
+	at := mine
+	if len(at) == 0 && len(s.Holders) == 0 && !s.Epoch.IsZero() {
+		at = l.anyHost() // no host has its disk, but the store may have something of it
+		l.w.cov.hit("delete of a session without a host")
+	}
+	for _, h := range at {
+		if !l.alive(h) {
+			continue
+		}
+		if err := l.hostDelete(t, dc, h, s.Tenant, refOf(s)); err != nil {
+			return err
+		}
+		if slices.Contains(mine, h) {
+			a.Hosts = append(a.Hosts, h)
+		}
+	}
+	out, _, err := l.follow(t, c, a, nil)
 	l.erase.fire(l.w)
+	if err == nil && out.Refused != nil && out.Refused.Kind == errkind.Conflict {
+		return fail(errkind.Unavailable, out.Refused.Reason) // until that host is back or lost
+	}
 	return err
 }
 
-func (l *leader) anyHost() ids.Host {
+func (l *leader) anyHost() []ids.Host {
 	for _, h := range l.st().Hosts() {
 		if l.alive(h.ID) {
-			return h.ID
+			return []ids.Host{h.ID}
 		}
 	}
-	return ""
+	return nil
 }
 
 func (l *leader) hostDelete(t *task, c *ctx, h ids.Host, tenant ids.Tenant, ref sched.Ref) error {

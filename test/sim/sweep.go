@@ -143,6 +143,7 @@ func (a *agent) dropStale(t *task, own ownership) {
 			a.w.say("%s drops stale disk of %s", a.m.id, short(ref.Session))
 			delete(a.m.disks, key)
 		}
+		a.passed(a.session(ref.Session), ref)
 		a.w.spawn(a.m.agent, "dropped", func(t *task) {
 			_ = a.persist(t, a.w.within(nil, time.Minute), func(c *ctx) error {
 				_, err := ask[struct{}](t, c, "scheduler", "report", reportReq{ref: ref, what: "dropped"})
@@ -150,6 +151,18 @@ func (a *agent) dropStale(t *task, own ownership) {
 			})
 		})
 	}
+}
+
+// passed notes that the session lives on elsewhere in this epoch: a late command of an earlier one must
+// not make a disk here that scheduler does not know of.
+func (a *agent) passed(s *sess, ref sched.Ref) {
+	if c := ref.Generation.Compare(s.st.Generation); c < 0 || c == 0 && ref.Epoch.Compare(s.st.Epoch) <= 0 {
+		return
+	}
+	s.st = host.State{Phase: host.Absent, Generation: ref.Generation, Epoch: ref.Epoch, Spent: true, LastActivity: s.st.LastActivity}
+	s.inv.st, s.inv.box, s.inv.reply = s.st, "", nil
+	s.touched = a.w.now
+	a.m.inv[s.key] = s.inv
 }
 
 // credible refuses an answer that says nothing is owned while sandboxes run here, until it was given
