@@ -172,3 +172,25 @@ func TestAHostThatEndsGivesItsSessionsAway(t *testing.T) {
 		t.Errorf("%s is %s", lost, m.State)
 	}
 }
+
+// TestOneProcessAndManyAreTheSameToAUser is the shortest whole life of a session, in both kinds.
+func TestOneProcessAndManyAreTheSameToAUser(t *testing.T) {
+	testenv.Each(t, func(t *testing.T, e *testenv.Env) {
+		c := e.Client("acme", "ann")
+		s := open(t, c, sdk.OpenOptions{Template: "container"})
+		put(t, s, "/root/f", "kept")
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, c, sdk.OpenOptions{Template: "container"})
+		if got := content(t, s, "/root/f"); got != "kept" || s.Origin() != sdk.Resumed {
+			t.Errorf("after a sleep the file says %q (%s)", got, s.Origin())
+		}
+		if err := c.DeleteSession(t.Context(), sdk.UserSession{}); err != nil {
+			t.Fatal(err)
+		}
+		if s = open(t, c, sdk.OpenOptions{Template: "container"}); s.Origin() != sdk.Created {
+			t.Errorf("after the delete it was %s", s.Origin())
+		}
+	})
+}

@@ -92,14 +92,16 @@ func (a *app) renderLinks(out control.Links) {
 		fmt.Fprintln(a.stdout, "every link is as it should be")
 	}
 	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	defer w.Flush()
 	if len(out.Links) > 0 {
 		fmt.Fprintln(w, "FROM\tTO\tWHAT")
 	}
 	for _, l := range out.Links {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", l.From, l.To, ruleWords(l.Rule))
 	}
-	fmt.Fprintln(w, "\t\t\nMEMBER\tPACKETS\tBYTES\tDROPPED\tREFUSED")
+	w.Flush()
+	w = tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
+	defer w.Flush()
+	fmt.Fprintln(w, "\nMEMBER\tPACKETS\tBYTES\tDROPPED\tREFUSED")
 	sort.Strings(out.Ports)
 	for _, p := range out.Ports {
 		c := out.Counts[p]

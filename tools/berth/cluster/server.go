@@ -176,6 +176,9 @@ func (s *supervisor) act(ctx context.Context, body []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if strings.HasSuffix(req.Name, "*") && req.Verb == control.Resume {
+		names = slices.DeleteFunc(names, func(n string) bool { return all[n].show().State != control.Paused })
+	}
 	failed := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, name := range names {
