@@ -59,6 +59,7 @@ type fakeHost struct {
 	load           *schedulerv1.HostLoad
 	lease          func() // ends the renewals
 	busyWith       map[string]bool
+	sleeps         map[string]*sync.Mutex
 }
 
 func newFakeHost(t testing.TB, w *world, boot string) *fakeHost {
@@ -194,6 +195,23 @@ func (h *fakeHost) newManifest(parent string) *corev1.Manifest {
 	return &corev1.Manifest{Id: id, Parent: parent, ImageDigest: "sha256:abc", Host: h.id.String()}
 }
 
+// alone lets one sleep of a session at a time do its work, as a host does:
+// that of a leader which is gone, and of the next.
+func (h *fakeHost) alone(session string) (done func()) {
+	h.mu.Lock()
+	if h.sleeps == nil {
+		h.sleeps = map[string]*sync.Mutex{}
+	}
+	m := h.sleeps[session]
+	if m == nil {
+		m = &sync.Mutex{}
+		h.sleeps[session] = m
+	}
+	h.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
 func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequest) (*hostv1.SleepReply, error) {
 	h.mu.Lock()
 	if b := h.boxes[r.GetSession().GetSession()]; b != nil {
@@ -208,6 +226,7 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 		}
 		return nil, err
 	}
+	defer h.alone(r.GetSession().GetSession())()
 	h.mu.Lock()
 	_, e := key(r.GetSession())
 	b := h.boxes[r.GetSession().GetSession()]
