@@ -52,6 +52,26 @@ func TestRejoinedHostIsAskedAgain(t *testing.T) {
 	w.events(1, "admitted placed active asleep deleted erased")
 }
 
+// An answer that was lost with the host's connection to the bus is asked for
+// again, though the host is the same boot and its lease goes on.
+func TestLostAnswerOfAHostIsAskedForAgain(t *testing.T) {
+	w := newWorld(t, nil)
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	h.keepLease(t)
+	taken := h.swallow(t, "wake")
+	done := make(chan error, 1)
+	go func() { _, err := w.open(1, "r1"); done <- err }()
+	taken()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if h.awake() != 1 {
+		t.Errorf("%d sessions are awake", h.awake())
+	}
+	w.events(1, "admitted placed active")
+}
+
 // A host that nobody serves at the moment is waited for while its lease runs: a
 // wake does not use its tries up in the meantime.
 func TestHostThatIsDownIsWaitedFor(t *testing.T) {
