@@ -60,9 +60,17 @@ func Invoke[Resp proto.Message](ctx context.Context, c *Conn, service, method st
 	return decoded[Resp](subject, msg, err)
 }
 
-// InvokeHost calls a method of one host as the connection's own identity.
+// InvokeHost calls a method of one host as the connection's own identity, and
+// again as Invoke does: also commands to hosts are idempotent.
 func InvokeHost[Resp proto.Message](ctx context.Context, c *Conn, h ids.Host, method string, req proto.Message) (Resp, error) {
-	return Call[Resp](ctx, c, subjects.HostRPC(h, method, c.self), req)
+	var zero Resp
+	body, err := Encode(req, Protobuf)
+	if err != nil {
+		return zero, err
+	}
+	subject := subjects.HostRPC(h, method, c.self)
+	msg, err := c.invoke(ctx, "host."+string(h), subject, body)
+	return decoded[Resp](subject, msg, err)
 }
 
 // CallRaw calls an RPC subject with a body as it is and returns the answer.

@@ -28,6 +28,9 @@ func PermissionsOf(c subjects.Caller) Permissions {
 	if hearsServing(c) {
 		p.sub(subjects.Serving("*"))
 	}
+	if callsHosts(c) {
+		p.sub(subjects.ServingHost("*"))
+	}
 	switch c.Role {
 	case subjects.RoleService:
 		p.service(c)
@@ -149,6 +152,7 @@ func (p *Permissions) bucket(name string) {
 
 func (p *Permissions) host(c subjects.Caller) {
 	p.serves("host", c)
+	p.pub(subjects.ServingHost(c.Host))
 	for _, b := range subjects.Box {
 		p.sub(subjects.Prefix + "box.*.*." + b.Name)
 	}

@@ -151,6 +151,7 @@ func publishes() map[string]want {
 		w[subjects.Serving(s)] = service(s)
 	}
 	w[subjects.Serving("host")] = only()
+	w[subjects.ServingHost("h1")] = func(c subjects.Caller) bool { return c.Role == subjects.RoleHost && c.Host == "h1" }
 	// inboxes: identity answers the durable door; nobody writes to a service unasked
 	w[acmeWeb.Inbox()+".x"] = service("identity")
 	w[subjects.Service("scheduler").Inbox()+".x"] = only()
@@ -256,6 +257,7 @@ func TestSubscribePermissionsOfTheWholeCatalogue(t *testing.T) {
 		"berth.v1.serving.*": func(c subjects.Caller) bool {
 			return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c == operator
 		},
+		"berth.v1.serving.host.*":       only(subjects.Service("scheduler"), subjects.Service("lifecycle"), operator),
 		"$JS.API.CONSUMER.MSG.NEXT.*.*": only(),
 	}
 	for _, c := range all {

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ type repeats struct {
 // repeated is one call under way.
 type repeated struct {
 	id      string
-	service string
+	service string // of a host: host.<id>
 	leader  bool
 	answer  chan *nats.Msg // the outcome, once
 	again   chan struct{}  // send at once
@@ -228,8 +229,14 @@ func (c *Conn) startRepeats() error {
 	_ = answers.SetPendingLimits(-1, -1) // as nats.go does for its own requests: take never blocks
 	if hearsServing(c.self) {
 		prefix := subjects.Serving("")
-		if _, err := c.nc.Subscribe(subjects.Serving("*"), func(m *nats.Msg) { c.again.sendAgain(strings.TrimPrefix(m.Subject, prefix)) }); err != nil {
+		hear := func(m *nats.Msg) { c.again.sendAgain(strings.TrimPrefix(m.Subject, prefix)) }
+		if _, err := c.nc.Subscribe(subjects.Serving("*"), hear); err != nil {
 			return err
+		}
+		if callsHosts(c.self) {
+			if _, err := c.nc.Subscribe(subjects.ServingHost("*"), hear); err != nil {
+				return err
+			}
 		}
 	}
 	c.onReconnect(func() { c.again.sendAgain("") })
@@ -240,6 +247,11 @@ func (c *Conn) startRepeats() error {
 // hearsServing tells who may hear that a service serves.
 func hearsServing(c subjects.Caller) bool {
 	return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c.Role == subjects.RoleOperator
+}
+
+// callsHosts tells who may hear that a host serves: who may call one.
+func callsHosts(c subjects.Caller) bool {
+	return slices.ContainsFunc(subjects.Methods, func(m subjects.Method) bool { return m.Service == "host" && m.Allows(c) })
 }
 
 // take gives an answer to its call, unless it is none of the call's concern.

@@ -342,13 +342,52 @@ func TestAnAnswerThatWasLostWithItsConnectionIsAskedForAgain(t *testing.T) {
 }
 
 func TestNobodyAnnouncesForAnother(t *testing.T) {
-	e := bustest.Start(t, hostH1)
+	e := bustest.Start(t)
 	ctx := bustest.Context(t)
-	svc, err := bustest.Connect(t, e, hostH1).Serve(ctx, bus.ServiceConfig{Name: "host"})
+	svc, err := bustest.Connect(t, e, subjects.Service("identity")).Serve(ctx, bus.ServiceConfig{Name: "lifecycle"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := svc.Announce(); !errs.Is(err, errkind.Denied) {
 		t.Error(err)
+	}
+}
+
+// What a host's agent took before it was killed, or lost its connection, is
+// asked of the next one; another host's word does not matter.
+func TestACommandToAHostIsSentAgainWhenItServes(t *testing.T) {
+	h2 := subjects.Host("h2")
+	e := bustest.Start(t, hostH1, h2)
+	ctx := bustest.Context(t)
+	got := make(chan struct{}, 10)
+	serve := func(c subjects.Caller, h func(context.Context, bus.Request, []byte) ([]byte, error)) *bus.Service {
+		svc, err := bustest.Connect(t, e, c).Serve(ctx, bus.ServiceConfig{Name: "host"})
+		if err == nil {
+			err = svc.HandleRaw("wake", h)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return svc
+	}
+	dead := serve(hostH1, func(ctx context.Context, _ bus.Request, _ []byte) ([]byte, error) {
+		got <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	sched := bustest.Connect(t, e, subjects.Service("scheduler"))
+	out := make(chan answer, 1)
+	go func() {
+		v, err := bus.InvokeHost[*wrapperspb.StringValue](ctx, sched, "h1", "wake", wrapperspb.String("x"))
+		out <- answer{v.GetValue(), err}
+	}()
+	taken(t, got)
+	told(t, serve(h2, says("not me")))
+	told(t, dead) // as after a reconnect: it is asked once more
+	taken(t, got)
+	select {
+	case a := <-out:
+		t.Fatalf("answered before a host did: %+v", a)
+	default:
 	}
 }

@@ -218,10 +218,13 @@ func (s *Service) stops() bool {
 // under way over the lost connection has no answer either. An error means
 // that the connection is away at this moment: the reconnect makes up for it.
 func (s *Service) Announce() error {
-	if self := s.conn.self; self.Role != subjects.RoleService || self.Service != s.cfg.Name {
+	subject := subjects.Serving(s.cfg.Name)
+	switch self := s.conn.self; {
+	case self.Role == subjects.RoleHost && s.cfg.Name == "host":
+		subject = subjects.ServingHost(self.Host)
+	case self.Role != subjects.RoleService || self.Service != s.cfg.Name:
 		return errs.E("announce", errkind.Denied, s.cfg.Name, fmt.Sprintf("%s is another identity", self))
 	}
-	subject := subjects.Serving(s.cfg.Name)
 	say := func() error { return s.conn.nc.Publish(subject, nil) }
 	s.mu.Lock()
 	if s.announce == nil && !s.stopped {

@@ -62,6 +62,9 @@ func Leader(service string) bool { return slices.Contains(leaders, service) }
 // answer of one before asks again. A plain message without a body, not stored.
 func Serving(service string) string { return Prefix + "serving." + service }
 
+// ServingHost is where the agent of a host says so.
+func ServingHost(h ids.Host) string { return Serving("host") + "." + string(h) }
+
 // RPC is the subject on which caller calls a service's method.
 func RPC(service, method string, caller Caller) string {
 	return Prefix + "rpc." + tok(service) + "." + tok(method) + "." + caller.Token()

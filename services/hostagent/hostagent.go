@@ -255,6 +255,9 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	h.ops.Go(func() { h.erasures(bg) })
 	h.ops.Go(func() { h.looksAtHealth(bg) })
 	close(h.ready)
+	if err := svc.Announce(); err != nil {
+		h.log.Warn("calls that an earlier process took are asked again later", "error", err)
+	}
 	if ready != nil {
 		ready()
 	}
