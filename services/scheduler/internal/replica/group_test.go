@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
+	mrand "math/rand/v2"
 	"net"
 	"path/filepath"
 	"slices"
@@ -73,13 +74,17 @@ func (a *authority) conf(id string, change ...func(*x509.Certificate)) *tls.Conf
 		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
 }
 
+// freeAddr is outside the range from which the kernel takes ports for clients,
+// so that it is still free a moment later.
 func freeAddr(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 20000+mrand.IntN(12000))); err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free port")
+	return ""
 }
 
 // group is a group of replicas in this process, over TCP and TLS.

@@ -160,6 +160,7 @@ type process struct {
 	cmd *exec.Cmd
 	in  *json.Encoder
 	out *bufio.Reader
+	raw *os.File // of out
 }
 
 type processes struct {
@@ -172,6 +173,13 @@ func newProcesses(t *testing.T, n int) *processes {
 	t.Helper()
 	ca := newAuthority(t)
 	p := &processes{t: t, conf: map[string]childConfig{}, all: map[string]*process{}}
+	t.Cleanup(func() {
+		for id, c := range p.conf {
+			if raw, _ := os.ReadFile(filepath.Join(c.Dir, "log")); t.Failed() {
+				t.Logf("end of the log of %s:\n%s", id, raw[max(0, len(raw)-4000):])
+			}
+		}
+	})
 	var peers []Peer
 	for i := range n {
 		peers = append(peers, Peer{ID: fmt.Sprint("n", i+1), Addr: freeAddr(t)})
@@ -214,6 +222,12 @@ func (p *processes) start(id string) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+string(raw))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(filepath.Join(p.conf[id].Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stderr = log
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		p.t.Fatal(err)
@@ -225,7 +239,7 @@ func (p *processes) start(id string) {
 	if err := cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}
-	c := &process{id: id, dir: p.conf[id].Dir, cmd: cmd, in: json.NewEncoder(in), out: bufio.NewReader(out)}
+	c := &process{id: id, dir: p.conf[id].Dir, cmd: cmd, in: json.NewEncoder(in), out: bufio.NewReader(out), raw: out.(*os.File)}
 	p.all[id] = c
 	p.t.Cleanup(func() { p.kill(c) })
 }
@@ -262,6 +276,9 @@ func (c *process) pause(t *testing.T) {
 func (c *process) send(q call) error { return c.in.Encode(q) }
 
 func (c *process) answer() (a answer, err error) {
+	if err := c.raw.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return a, err
+	}
 	line, err := c.out.ReadBytes('\n')
 	if err != nil {
 		return a, err
