@@ -10,7 +10,6 @@ import (
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	ident "github.com/berth-dev/berth/services/identity/simcore"
-	sched "github.com/berth-dev/berth/services/scheduler/simcore"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -171,5 +170,3 @@ func (s *identity) handle(t *task, c *ctx, r identReq, door string) (any, error)
 }
 
 var proofKey = make([]byte, ed25519.PublicKeySize)
-
-var _ = sched.Active

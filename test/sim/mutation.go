@@ -8,7 +8,7 @@ const (
 	None             Mutation = ""
 	HostIgnoresLease Mutation = "hosts act and run without a lease"
 	GiveAwayEarly    Mutation = "scheduler gives away before the lease is over on the host"
-	CommitAnyEpoch   Mutation = "a manifest is committed whatever its epoch"
+	CommitAnyEpoch   Mutation = "a manifest is committed without a lease and whatever its epoch"
 	WakeTakesAnyDisk Mutation = "a wake takes the local disk whether or not it is the newest"
 	KeysForAnybody   Mutation = "credentials does not ask who owns the session"
 	NoVerify         Mutation = "a leader that was deposed goes on and answers without asking whether it still leads"

@@ -337,7 +337,7 @@ func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 	if err != nil {
 		return out, err
 	}
-	if err := a.check(); err != nil {
+	if err := a.mayCommit(); err != nil {
 		return out, err
 	}
 	if img.rec.Attached != attached || img.rec.Base != parent || img.rec.State != host.Dirty || img.rec.Pending.ID != "" {
@@ -350,12 +350,12 @@ func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 
 // commitPending makes a proposed manifest the head, or finds out that it never can be.
 func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error {
-	if err := a.check(); err != nil {
+	if err := a.mayCommit(); err != nil {
 		return err
 	}
 	p := img.rec.Pending
 	err := a.persist(t, c, func(c *ctx) error {
-		if err := a.check(); err != nil { // also between two tries
+		if err := a.mayCommit(); err != nil { // also between two tries
 			return err
 		}
 		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image"}})

@@ -7,7 +7,6 @@ import (
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
-	creds "github.com/berth-dev/berth/services/credentials/simcore"
 	host "github.com/berth-dev/berth/services/hostagent/simcore"
 	sched "github.com/berth-dev/berth/services/scheduler/simcore"
 )
@@ -420,5 +419,3 @@ func (w *World) leaks() string {
 	}
 	return ""
 }
-
-var _ creds.Generation

@@ -7,7 +7,6 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	ident "github.com/berth-dev/berth/services/identity/simcore"
-	sched "github.com/berth-dev/berth/services/scheduler/simcore"
 )
 
 // users are people behind one frontend that never dies: they open, write, save, close, delete, and ask
@@ -240,5 +239,3 @@ func (u *user) finish(t *task) {
 		}
 	}
 }
-
-var _ sched.Ref
