@@ -8,6 +8,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"golang.org/x/sync/errgroup"
@@ -61,6 +62,7 @@ func (o *outbox) publish(ctx context.Context) {
 		var events []*core.Event
 		var last uint64
 		o.l.rep.View(func(s *core.State) { events, last = s.EventsAfter(done, outboxBatch), s.OutSeq })
+		events = oneEach(events)
 		o.l.m.lag(last - min(done, last))
 		if len(events) == 0 {
 			select {
@@ -87,6 +89,29 @@ func (o *outbox) publish(ctx context.Context) {
 		}
 		fails++
 	}
+}
+
+// oneEach is the first part of events in which nobody has two. A stream that
+// changes its leader may lose one message of a batch and store those behind it:
+// then the next event of a session would be stored before the one that is sent
+// again, and consumers would drop that one as old.
+func oneEach(events []*core.Event) []*core.Event {
+	type who struct {
+		session ids.SessionKey
+		host    ids.Host
+	}
+	seen := make(map[who]bool, len(events))
+	for i, e := range events {
+		w := who{session: e.Session}
+		if e.Session == "" {
+			w.host = e.Host
+		}
+		if seen[w] {
+			return events[:i]
+		}
+		seen[w] = true
+	}
+	return events
 }
 
 // send publishes a batch and returns how many, from the first on, are stored.

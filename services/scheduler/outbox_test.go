@@ -7,6 +7,8 @@ import (
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -35,6 +37,21 @@ func TestOutboxLosesNothing(t *testing.T) {
 	for i := range n {
 		w.become(i, corev1.State_STATE_ACTIVE)
 		w.eventsOf(i)
+	}
+}
+
+// TestABatchHoldsOneEventOfASession: a stream may lose one message of a batch
+// and keep the next, which must not be the same session's.
+func TestABatchHoldsOneEventOfASession(t *testing.T) {
+	ev := func(session, host string) *core.Event {
+		return &core.Event{Session: ids.SessionKey(session), Host: ids.Host(host)}
+	}
+	all := []*core.Event{ev("a", "h1"), ev("b", "h1"), ev("", "h1"), ev("", "h2"), ev("b", "h2"), ev("c", "h1")}
+	if got := oneEach(all); len(got) != 4 {
+		t.Errorf("%d events in the batch, want the 4 before the second of b", len(got))
+	}
+	if got := oneEach(all[4:]); len(got) != 2 {
+		t.Errorf("%d events in the batch, want both", len(got))
 	}
 }
 
