@@ -193,9 +193,12 @@ func (r *run) settle(f fault, number int) {
 			r.report([]string{fmt.Sprintf("session %s of %s, %s: %s", a.worker.name, a.worker.user, a.worker.keyNow(), what)})
 		}
 	}
+	took := time.Since(healed)
+	peers := &schedulerv1.PeersReply{}
+	r.call("peers", &schedulerv1.PeersRequest{}, peers)
 	handoffs, restored := r.history.counts()
-	line := fmt.Sprintf("%3d. %s; held %.1f s; all answered %.1f s later (last: %s of %s); %d saved files compared; so far %d handoffs, %d restored",
-		number, f.what, f.held.Seconds(), time.Since(healed).Seconds(), last.worker.name, last.worker.user, files, handoffs, restored)
+	line := fmt.Sprintf("%3d. %s; held %.1f s; all answered %.1f s later (last: %s of %s); %d saved files compared; so far %d handoffs, %d restored, %d log entries",
+		number, f.what, f.held.Seconds(), took.Seconds(), last.worker.name, last.worker.user, files, handoffs, restored, peers.GetApplied())
 	r.lines = append(r.lines, time.Now().Format(clock)+" "+line)
 	r.t.Log(line)
 	r.gone()
@@ -253,7 +256,11 @@ func (r *run) finish() {
 			failed[k] += n
 		}
 	}
-	r.t.Logf("%d deletes; operations that failed meanwhile, by kind: %v", deletes, failed)
+	watched := r.owners.watched()
+	if watched == 0 {
+		r.t.Error("no owner was seen running: the watcher looks in the wrong place")
+	}
+	r.t.Logf("%d owners were watched, %d deletes; operations that failed meanwhile, by kind: %v", watched, deletes, failed)
 }
 
 // within waits until nothing is left of a kind.

@@ -108,6 +108,18 @@ func (o *owners) leftovers(after time.Time) (out []string) {
 	return out
 }
 
+// watched counts the owners that were seen running.
+func (o *owners) watched() (n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, p := range o.all {
+		if !p.active.IsZero() && !p.ran.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
 // lookEvery is how often the machine is looked at.
 const lookEvery = 150 * time.Millisecond
 

@@ -19,7 +19,7 @@ import (
 // Bounds of what a worker does.
 const (
 	opTime    = 30 * time.Second // of one operation
-	endTime   = 3 * time.Minute  // until a session answers, or a delete is acknowledged
+	endTime   = time.Minute      // until a session answers, or a delete is acknowledged
 	maxFiles  = 120
 	maxBytes  = 32 << 10
 	filesIn   = "/root/chaos"
