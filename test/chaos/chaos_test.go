@@ -97,6 +97,7 @@ func TestChaos(t *testing.T) {
 	}
 	r.settle(fault{what: "nothing", undo: nothing}, 0)
 	for i := range faults {
+		time.Sleep(time.Second + time.Duration(b.rng.Int64N(int64(3*time.Second)))) // of work
 		r.settle(b.next(), int(i)+1)
 	}
 	stop()
@@ -201,6 +202,9 @@ func (r *run) settle(f fault, number int) {
 		number, f.what, f.held.Seconds(), took.Seconds(), last.worker.name, last.worker.user, files, handoffs, restored, peers.GetApplied())
 	r.lines = append(r.lines, time.Now().Format(clock)+" "+line)
 	r.t.Log(line)
+	if len(last.tries) > 0 {
+		r.t.Logf("     %s of %s was asked again: %s", last.worker.name, last.worker.user, strings.Join(last.tries[max(0, len(last.tries)-5):], "; "))
+	}
 	r.gone()
 	r.check()
 }

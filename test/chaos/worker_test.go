@@ -30,7 +30,8 @@ const (
 type answer struct {
 	worker *worker
 	took   time.Duration
-	files  int // that are acknowledged
+	files  int // that are saved
+	tries  []string
 	wrong  []string
 }
 
@@ -250,10 +251,12 @@ func (w *worker) probe(ctx context.Context) answer {
 	defer cancel()
 	a := answer{worker: w}
 	var err error
-	for tries := 0; ; tries++ {
+	for {
+		one := time.Now()
 		if err = w.look(ctx, &a); err == nil || ctx.Err() != nil {
 			break
 		}
+		a.tries = append(a.tries, fmt.Sprintf("after %.1f s: %v", time.Since(one).Seconds(), err))
 		w.rest(ctx, 100*time.Millisecond)
 	}
 	a.took = time.Since(began)
