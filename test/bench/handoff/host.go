@@ -31,7 +31,7 @@ lifecycle:
       default:
         image: default
         tier: container
-        limits: {cpu_millis: 500, memory_bytes: 67108864, pids: 128, disk_bytes: 67108864}
+        limits: {cpu_millis: 50, memory_bytes: 67108864, pids: 128, disk_bytes: 67108864}
 `
 
 // host kills a whole host, hostagent, containerd and sandboxes, with awake
@@ -61,7 +61,9 @@ func (b *bench) host(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return b.lose(ctx, c, names, cold)
+	err = b.lose(ctx, c, names, cold)
+	// A host that was killed cleans up after itself when it is back.
+	return errors.Join(err, c.act(context.WithoutCancel(ctx), control.Restart, "host-1"))
 }
 
 // populate opens every session on host-1, writes to it and has it saved.
