@@ -1,5 +1,5 @@
 // Package asyncapi renders the subject catalogue as an AsyncAPI 3 document. It
-// guarantees that every event, RPC method and data-plane subject of the
+// guarantees that every event, RPC method, word and data-plane subject of the
 // catalogue has a message type of the contract, so that schemas/asyncapi.yaml
 // cannot drift from the code: a test renders it anew and compares.
 package asyncapi
@@ -144,6 +144,14 @@ func Document() ([]byte, error) {
 	}
 	for _, b := range subjects.Box {
 		addCall(channels, operations, message, "berth.v1.box.{session}.{epoch}."+b.Name, b.Doc, boxBodies[b.Name])
+	}
+	if len(subjects.Words) > 0 {
+		messages["word"] = node{"name": "word", "title": "A message without a body", "payload": node{"type": "null"}}
+	}
+	for _, w := range subjects.Words {
+		id := identifier(w.Subject)
+		channels[id] = channel(w.Subject, w.Doc, node{"body": node{"$ref": "#/components/messages/word"}}, "")
+		operations["publish."+id] = node{"action": "send", "channel": ref(id), "summary": w.Owner + ": " + w.Doc}
 	}
 	doc := node{
 		"asyncapi": "3.0.0",

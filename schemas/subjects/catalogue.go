@@ -242,6 +242,20 @@ var Box = []BoxMethod{
 	{"in", "Frames from client to host; the header Berth-Stream names the stream. Frames from host to client go to _INBOX.<client>.box.<stream>."},
 }
 
+// Word is a plain message without a body that no stream keeps: who misses it asks again by itself.
+type Word struct {
+	Subject string // pattern
+	Owner   string // service name or "hostagent"
+	Heard   string // by whom
+	Doc     string
+}
+
+// Words of the platform.
+var Words = []Word{
+	{"berth.v1.serving.{service}", "each service", "services, hosts, operators", "A replica of the service has begun to serve: who waits for an answer of one before asks again."},
+	{"berth.v1.serving.host.{host}", "hostagent", "who may call a host", "The agent of the host has begun to serve: who waits for an answer of one before asks again."},
+}
+
 // Bucket is one key-value bucket and its one owner.
 type Bucket struct {
 	Name     string

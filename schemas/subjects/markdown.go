@@ -41,6 +41,10 @@ func Markdown() string {
 	for _, x := range Box {
 		fmt.Fprintf(&b, "| `berth.v1.box.<session>.<epoch>.%s` | %s |\n", x.Name, x.Doc)
 	}
+	b.WriteString("\n### Words (plain messages without a body, kept by no stream)\n\n| subject | said by | heard by | what |\n|---|---|---|---|\n")
+	for _, w := range Words {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", angle(w.Subject), w.Owner, w.Heard, w.Doc)
+	}
 	b.WriteString("\n### Buckets\n\n| bucket | owner | history | at most | what |\n|---|---|---|---|---|\n")
 	for _, k := range Buckets {
 		fmt.Fprintf(&b, "| %s | %s | %d | %d MiB | %s |\n", k.Name, k.Owner, k.History, k.MaxBytes/MiB, k.Doc)

@@ -269,3 +269,16 @@ func FuzzParse(f *testing.F) {
 		_ = fmt.Sprint(Match(s, s), EventType(s))
 	})
 }
+
+// TestWordsAreWhatTheBuildersWrite: the catalogue names the subjects that are really used.
+func TestWordsAreWhatTheBuildersWrite(t *testing.T) {
+	built := []string{Serving("{service}"), ServingHost("{host}")}
+	if len(Words) != len(built) {
+		t.Fatalf("%d words, %d builders", len(Words), len(built))
+	}
+	for i, w := range Words {
+		if w.Subject != built[i] {
+			t.Errorf("the catalogue says %s, the builder %s", w.Subject, built[i])
+		}
+	}
+}
