@@ -7,11 +7,11 @@
 // cancelled or failed takes its chunks away, at once or as soon as the
 // connection is back, and what a killed writer left is found by Tidy; a lost
 // connection fails a write at once instead of blocking it, and one whose
-// stream lost its leader within 30 s, to be repeated by its caller; a read
-// goes on at other replicas, and a look-up waits for the next leader; a full
-// store refuses (NoCapacity) and can still delete. Objects are looked up and
-// listed at the stream's leader; chunks may come from any replica and are
-// asked of the leader if one lags.
+// stream lost its leader once there is another one, at the latest after 30 s,
+// to be repeated by its caller; a read goes on at other replicas, and a look-up
+// waits for the next leader; a full store refuses (NoCapacity) and can still
+// delete. Objects are looked up and listed at the stream's leader; chunks may
+// come from any replica and are asked of the leader if one lags.
 //
 // A read of a whole object is verified against its SHA-256 (DataLoss); a read
 // of a range is not. An MD5 is known only of objects whose writer gave one. No more than a few MiB of an object are in memory.
@@ -59,9 +59,11 @@ const (
 	batchBytes  = 4 << 20  // asked for at once by one reader, which has two batches on the way
 	readTotal   = 32 << 20 // of all readers of a bucket; the server cuts a client off at 64 MiB
 	// stall is without any answer. A stream whose node died has another leader
-	// after 4 to 9 s and never answers what the first had in hand; yet a disk
-	// under load takes longer than that for what is synced.
-	stall = 30 * time.Second
+	// after 4 to 9 s and never answers what the first had in hand, which is
+	// looked for every lookAfter; yet a disk under load takes longer than that
+	// for what is synced.
+	stall     = 30 * time.Second
+	lookAfter = 2 * time.Second
 	// replicaStall is when the leader is asked for what a replica does not send.
 	replicaStall = 3 * time.Second
 	cleanupTime  = 5 * time.Second

@@ -20,7 +20,10 @@ import (
 	"gocloud.dev/blob/driver"
 )
 
-var errLost = errors.New("the connection to the bus was lost")
+var (
+	errLost = errors.New("the connection to the bus was lost")
+	errLed  = errors.New("the store's stream has another leader, and its former one acknowledged nothing")
+)
 
 const opPut = "put object"
 
@@ -43,6 +46,7 @@ type writer struct {
 	seqs   []uint64 // acknowledged
 	unseen int64    // bytes that are not acknowledged
 	sizes  []int64
+	times  []time.Time // when each was sent
 	err    error
 	over   bool
 }
@@ -145,7 +149,7 @@ func (w *writer) send() error {
 	m.Data = w.chunk
 	w.sent++
 	w.unseen += size
-	w.sizes = append(w.sizes, size)
+	w.sizes, w.times = append(w.sizes, size), append(w.times, time.Now())
 	w.info.Size += uint64(size)
 	w.info.Chunks++
 	w.chunk = w.chunk[:0] // nats.go has copied or sent it when PublishMsg returns
@@ -178,17 +182,40 @@ func (w *writer) ack(ctx context.Context) error {
 func (w *writer) answer(ctx context.Context) (*nats.Msg, error) {
 	t := time.NewTimer(stall)
 	defer t.Stop()
-	select {
-	case m := <-w.acks:
-		w.heard++
-		return m, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-w.lost:
-		return nil, errLost
-	case <-t.C:
-		return nil, fmt.Errorf("the bus acknowledged nothing within %s", stall)
+	look := time.NewTicker(lookAfter)
+	defer look.Stop()
+	for {
+		select {
+		case m := <-w.acks:
+			w.heard++
+			return m, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-w.lost:
+			return nil, errLost
+		case <-look.C:
+			if w.b.ledSince(ctx, w.times[w.heard]) && len(w.acks) == 0 {
+				return nil, errLed
+			}
+		case <-t.C:
+			return nil, fmt.Errorf("the bus acknowledged nothing within %s", stall)
+		}
 	}
+}
+
+// ledSince reports whether the stream has got a leader after a time: what its
+// former one had in hand then is never answered. By the clock of its node: one
+// that goes wrong costs a write that is repeated, or a longer wait.
+func (b *bucket) ledSince(ctx context.Context, at time.Time) bool {
+	ctx, cancel := context.WithTimeout(ctx, lookAfter)
+	defer cancel()
+	var info struct {
+		Cluster struct {
+			Since *time.Time `json:"leader_since"`
+		} `json:"cluster"`
+	}
+	err := b.conn.Read(ctx, "STREAM.INFO."+b.stream, nil, &info)
+	return err == nil && info.Cluster.Since != nil && info.Cluster.Since.After(at)
 }
 
 func pubAck(m *nats.Msg) (uint64, error) {
@@ -296,10 +323,20 @@ func (w *writer) publish(body []byte, last uint64) error {
 	ctx, cancel := context.WithTimeout(w.ctx, stall)
 	defer cancel()
 	go func() {
-		select {
-		case <-lost:
-			cancel()
-		case <-ctx.Done():
+		defer cancel()
+		sent, look := time.Now(), time.NewTicker(lookAfter)
+		defer look.Stop()
+		for {
+			select {
+			case <-lost:
+				return
+			case <-ctx.Done():
+				return
+			case <-look.C:
+				if w.b.ledSince(ctx, sent) {
+					return
+				}
+			}
 		}
 	}()
 	reply, err := w.b.nc.RequestMsgWithContext(ctx, m)
