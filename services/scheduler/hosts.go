@@ -46,30 +46,42 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 		return nil, errs.Wrap(op, h.String(), err)
 	}
 	if req.GetAfter() == "" {
-		// The lease comes first: what the join places on the host needs one, and
-		// one that is counted too long on this side does no harm.
-		fresh := l.leases.grant(h, req.GetBoot())
-		l.leases.say(h, req.GetBoot(), req.GetLoad())
-		out, err := l.apply(ctx, core.Entry{Join: &core.Host{ID: h, Boot: req.GetBoot(), Key: req.GetHostKey(), Tiers: req.GetTiers(),
-			Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(),
-			CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
-		if err != nil {
-			return nil, errs.Wrap(op, h.String(), err)
+		if err := l.joins(ctx, h, req); err != nil {
+			return nil, err
 		}
-		if out.Refused != nil {
-			l.leases.forget(h)
-			return nil, refused(op, h.String(), out.Refused)
-		}
-		if fresh {
-			l.driver.joined(h)
-		}
-		l.tidy.now()
-		l.drains.now()
-		l.queue.room()
 	} else if err := l.rep.Verify(ctx); err != nil {
 		return nil, errs.Wrap(op, h.String(), err)
 	}
 	return l.owned(h, ids.SessionKey(req.GetAfter())), nil
+}
+
+// joins grants a lease and records the join.
+func (l *leader) joins(ctx context.Context, h ids.Host, req *schedulerv1.JoinRequest) error {
+	const op = "scheduler.join"
+	turn := l.leases.turn(h)
+	turn.Lock()
+	defer turn.Unlock()
+	// The lease comes first: what the join places on the host needs one, and
+	// one that is counted too long on this side does no harm.
+	fresh := l.leases.grant(h, req.GetBoot())
+	l.leases.say(h, req.GetBoot(), req.GetLoad())
+	out, err := l.apply(ctx, core.Entry{Join: &core.Host{ID: h, Boot: req.GetBoot(), Key: req.GetHostKey(), Tiers: req.GetTiers(),
+		Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(),
+		CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
+	if err != nil {
+		return errs.Wrap(op, h.String(), err)
+	}
+	if out.Refused != nil {
+		l.leases.forget(h)
+		return refused(op, h.String(), out.Refused)
+	}
+	if fresh {
+		l.driver.joined(h)
+	}
+	l.tidy.now()
+	l.drains.now()
+	l.queue.room()
+	return nil
 }
 
 func checkJoin(req *schedulerv1.JoinRequest) error {

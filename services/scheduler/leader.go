@@ -226,14 +226,28 @@ func (l *leader) watchLeases(ctx context.Context) error {
 			l.leases.extend(stood)
 			continue
 		}
-		for host, boot := range l.leases.expired() {
-			l.lose(ctx, host, boot)
+		for _, host := range l.leases.expired() {
+			l.lose(ctx, host)
 		}
 	}
 }
 
-// lose gives away what is on a host whose lease ran out.
-func (l *leader) lose(ctx context.Context, host ids.Host, boot string) {
+// lose gives away what is on a host whose lease ran out, unless it has had
+// another one meanwhile. The boot that the state has is the one that is lost:
+// the lease may be that of a later one, whose join came to nothing.
+func (l *leader) lose(ctx context.Context, host ids.Host) {
+	turn := l.leases.turn(host)
+	turn.Lock()
+	defer turn.Unlock()
+	if l.leases.alive(host) {
+		return
+	}
+	boot := ""
+	l.rep.View(func(st *core.State) {
+		if rec := st.Host(host); rec != nil {
+			boot = rec.Boot
+		}
+	})
 	l.log.Warn("host lost: its lease ran out", "host", host)
 	_, err := l.apply(ctx, core.Entry{HostLost: &core.HostLost{Host: host, Boot: boot, Reason: "its lease ran out",
 		Until: core.At(time.Now().Add(l.cfg.HandoffFor))}})
@@ -241,7 +255,7 @@ func (l *leader) lose(ctx context.Context, host ids.Host, boot string) {
 		l.log.Warn("cannot record a lost host", "host", host, "error", err)
 		return
 	}
-	l.leases.drop(host, boot)
+	l.leases.drop(host)
 	l.queue.room() // what is bound to it may go elsewhere
 	l.drains.now()
 }

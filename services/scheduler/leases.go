@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ type leases struct {
 	held map[ids.Host]lease
 	// Wakes that failed in a row, by host; it outlives a boot.
 	wakes map[ids.Host]health
+	// turns are locks of hosts, of some together. See turn.
+	turns [64]sync.Mutex
 }
 
 type lease struct {
@@ -55,6 +58,16 @@ const (
 
 func newLeases(term time.Duration) *leases {
 	return &leases{term: term, held: map[ids.Host]lease{}, wakes: map[ids.Host]health{}}
+}
+
+// turn is held while a lease is given together with the entry that says so, and
+// while a host is found to hold none together with the entry that says that. A
+// loss that was decided before a join never follows it in the log: the host
+// would hold a lease, and others its sessions.
+func (l *leases) turn(h ids.Host) *sync.Mutex {
+	f := fnv.New32a()
+	_, _ = f.Write([]byte(h))
+	return &l.turns[f.Sum32()%uint32(len(l.turns))]
 }
 
 // grant reports whether the lease went to a boot that did not hold it.
@@ -165,13 +178,12 @@ func (l *leases) of(h ids.Host) (lease, bool) {
 	return cur, ok && time.Now().Before(cur.until)
 }
 
-func (l *leases) expired() map[ids.Host]string {
+func (l *leases) expired() (out []ids.Host) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := map[ids.Host]string{}
 	for h, cur := range l.held {
 		if time.Now().After(cur.until) {
-			out[h] = cur.boot
+			out = append(out, h)
 		}
 	}
 	return out
@@ -187,10 +199,10 @@ func (l *leases) extend(d time.Duration) {
 	}
 }
 
-func (l *leases) drop(h ids.Host, boot string) {
+func (l *leases) drop(h ids.Host) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if cur, ok := l.held[h]; ok && cur.boot == boot && time.Now().After(cur.until) {
+	if cur, ok := l.held[h]; ok && time.Now().After(cur.until) {
 		cur.end()
 		delete(l.held, h)
 	}
