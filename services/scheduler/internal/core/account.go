@@ -131,8 +131,8 @@ func (x *tx) tellDrained() {
 	}
 	slices.SortFunc(x.draining, func(a, b *hostRec) int { return compare(a.id, b.id) })
 	for _, r := range x.draining {
-		if r.h == nil || !r.h.Draining || r.h.Drained || !r.empty() {
-			continue
+		if x.s.hosts[r.id] != r || r.h == nil || !r.h.Draining || r.h.Drained || !r.empty() {
+			continue // or removed by this very entry
 		}
 		n := *r.h
 		n.Drained = true

@@ -296,7 +296,9 @@ func (m *model) nothingIsOvercommitted(t *rapid.T) {
 		if s.holds() {
 			at(s.Host).Held++
 			at(s.Host).MemoryBytes += s.Terms.Limits.MemoryBytes
-			awake++
+			if !m.s.lost(s.Host) {
+				awake++
+			}
 		}
 		for _, l := range s.Left {
 			at(l.Host).Held++

@@ -148,8 +148,11 @@ func (s *State) limited(q *query, tenant ids.Tenant) string {
 	if q.t.MaxAwake == 0 || q.v < handoffSince {
 		return ""
 	}
+	if g := s.groups[group{tenant, q.t.Plan}]; g == nil || g.awake < int(q.t.MaxAwake) {
+		return ""
+	}
 	n := s.Awake(tenant, q.t.Plan)
-	if q.sess != nil && q.sess.holds() && q.sess.Terms.Plan == q.t.Plan {
+	if q.sess != nil && q.sess.holds() && q.sess.Terms.Plan == q.t.Plan && !s.lost(q.sess.Host) {
 		n--
 	}
 	if n < int(q.t.MaxAwake) {

@@ -9,12 +9,20 @@ import (
 // Unsaved is how many sessions have their newest files on a host alone.
 func (s *State) Unsaved(h ids.Host) int { return s.Usage(h).Unsaved }
 
-// Awake is how many sessions of a tenant and plan hold compute.
+// Awake is how many sessions of a tenant and plan hold compute. What a failed
+// wake left on a host that is lost was stopped with it.
 func (s *State) Awake(t ids.Tenant, plan string) int {
-	if g := s.groups[group{t, plan}]; g != nil {
-		return g.awake
+	g := s.groups[group{t, plan}]
+	if g == nil {
+		return 0
 	}
-	return 0
+	n := g.awake
+	for r, c := range g.on {
+		if s.lost(r.id) {
+			n -= c
+		}
+	}
+	return n
 }
 
 // OnHost returns the sessions of which something is on a host: that it owns,
