@@ -135,6 +135,7 @@ func (r *run) begin() {
 	} else {
 		args = append(args, "--store", "nats://")
 	}
+	t.Cleanup(r.forget)
 	r.e = testenv.PrepareCluster(t, args...)
 	t.Cleanup(r.keep)
 	r.e.Up()
@@ -303,12 +304,21 @@ func (r *run) records() (left []string) {
 	return left
 }
 
-// keep writes what is known of a failure, and keeps the logs.
-func (r *run) keep() {
+// kept is where what is known of a failed run is.
+func (r *run) kept() string { return filepath.Join(os.TempDir(), fmt.Sprintf("berth-chaos-%d", r.seed)) }
+
+// forget removes what was kept, unless the test failed: also in the cleanup that comes before.
+func (r *run) forget() {
 	if !r.t.Failed() {
+		_ = os.RemoveAll(r.kept())
 		return
 	}
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("berth-chaos-%d", r.seed))
+	r.t.Logf("seed %d; the faults:\n%s\nevents and logs are kept in %s", r.seed, strings.Join(r.lines, "\n"), r.kept())
+}
+
+// keep writes what is known, and copies the logs: whether anything is left on the machine is known
+// when they are gone.
+func (r *run) keep() {
 	var text strings.Builder
 	fmt.Fprintf(&text, "BERTH_SEED=%d\n%s\n\n%s\n", r.seed, strings.Join(r.lines, "\n"), strings.Join(r.wrong, "\n"))
 	keys := map[string]bool{}
@@ -318,19 +328,19 @@ func (r *run) keep() {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		events := r.history.of(ids.SessionKey(key))
 		fmt.Fprintf(&text, "\n%s\n%s\n", key, strings.Join(events, "\n"))
-		for _, what := range r.wrong {
-			if key != "" && strings.Contains(what, key) {
-				r.t.Logf("events of %s:\n%s", key, strings.Join(events[max(0, len(events)-25):], "\n"))
-				break
-			}
+		named := func(what string) bool { return key != "" && strings.Contains(what, key) }
+		if slices.ContainsFunc(r.wrong, named) {
+			r.t.Logf("events of %s:\n%s", key, strings.Join(events[max(0, len(events)-25):], "\n"))
 		}
 	}
-	err := os.RemoveAll(dir)
+	err := os.RemoveAll(r.kept())
 	if err == nil {
-		err = os.CopyFS(filepath.Join(dir, "log"), os.DirFS(filepath.Join(r.e.Dir, "log")))
+		err = os.CopyFS(filepath.Join(r.kept(), "log"), os.DirFS(filepath.Join(r.e.Dir, "log")))
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "chaos.txt"), []byte(text.String()), 0o600)
+		err = os.WriteFile(filepath.Join(r.kept(), "chaos.txt"), []byte(text.String()), 0o600)
 	}
-	r.t.Logf("the faults:\n%s\nevents and logs are kept in %s (%v)", strings.Join(r.lines, "\n"), dir, err)
+	if err != nil {
+		r.t.Logf("the logs are not kept: %v", err)
+	}
 }
