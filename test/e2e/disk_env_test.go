@@ -22,13 +22,14 @@ import (
 
 // diskTerms are how the tests of disks run berth up: small disks, in tier container if nothing else is asked for.
 type diskTerms struct {
-	Store   string        // empty: nats://
-	Disk    uint64        // bytes of each disk
-	Every   time.Duration // between snapshots while awake; 0: only at checkpoints and sleep
-	Idle    time.Duration
-	Pool    uint64 // bytes; 0: as large as the file system
-	Reserve uint64
-	Evict   int
+	Template string        // of the plan; empty: container
+	Store    string        // empty: nats://
+	Disk     uint64        // bytes of each disk
+	Every    time.Duration // between snapshots while awake; 0: only at checkpoints and sleep
+	Idle     time.Duration
+	Pool     uint64 // bytes; 0: as large as the file system
+	Reserve  uint64
+	Evict    int
 }
 
 var diskConfig = template.Must(template.New("").Parse(`lifecycle:
@@ -37,14 +38,23 @@ var diskConfig = template.Must(template.New("").Parse(`lifecycle:
       default: {image: default, tier: gvisor, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
       container: {image: default, tier: container, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
     plans:
-      default: {template: container, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
+      default: {template: {{.Template}}, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
 host:
   disk: {store: "{{.Store}}", pool_bytes: {{.Pool}}, reserve: {{.Reserve}}, evict_above: {{.Evict}}, ready: 1}
 `))
 
-// diskEnv starts berth up with these terms; what is zero has a default for tests.
+// diskEnv starts berth up with these terms.
 func diskEnv(t *testing.T, d diskTerms) *testenv.Env {
 	t.Helper()
+	return testenv.Start(t, "--config", diskFile(t, d))
+}
+
+// diskFile is a configuration with these terms; what is zero has a default for tests.
+func diskFile(t *testing.T, d diskTerms) string {
+	t.Helper()
+	if d.Template == "" {
+		d.Template = "container"
+	}
 	if d.Store == "" {
 		d.Store = "nats://"
 	}
@@ -68,7 +78,7 @@ func diskEnv(t *testing.T, d diskTerms) *testenv.Env {
 	if err := os.WriteFile(config, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return testenv.Start(t, "--config", config)
+	return config
 }
 
 // fileStore is a folder for a store in files, and its URL.

@@ -13,13 +13,15 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/testenv"
 )
 
 // TestExportAndImport: everything that a session changed on top of its image goes to another user's new
 // session, as it was at one moment while a program wrote on: contents, holes, owners, modes, links and
 // what was removed of the image.
-func TestExportAndImport(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+func TestExportAndImport(t *testing.T) { exportAndImport(t, diskEnv(t, diskTerms{})) }
+
+func exportAndImport(t *testing.T, e *testenv.Env) {
 	ann := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
 	want := tree(t, ann)
 	// At any moment first is second or one more.
@@ -125,8 +127,9 @@ func paired(t *testing.T, archive []byte) (first, second int) {
 // TestHostileArchiveWritesNothingOutside: entries that climb, that are absolute, that go through links
 // they planted, and devices. Whatever becomes of the import, what is outside its directory stays as it
 // was, in the session and on the host.
-func TestHostileArchiveWritesNothingOutside(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+func TestHostileArchiveWritesNothingOutside(t *testing.T) { hostileArchive(t, diskEnv(t, diskTerms{})) }
+
+func hostileArchive(t *testing.T, e *testenv.Env) {
 	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
 	outside := t.TempDir()
 	sh(t, s, "mkdir -p /root/in /root/out && echo untouched > /root/out/f && sync")

@@ -45,8 +45,9 @@ func has(all []snapshot, id string) bool {
 
 // TestRestoreToAnEarlierSnapshot goes back, forth and back again between three states. Nothing is
 // lost on the way: what was the newest state before is a snapshot itself.
-func TestRestoreToAnEarlierSnapshot(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+func TestRestoreToAnEarlierSnapshot(t *testing.T) { restoreToEarlier(t, diskEnv(t, diskTerms{})) }
+
+func restoreToEarlier(t *testing.T, e *testenv.Env) {
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{})
 	key := s.Key()
@@ -123,7 +124,10 @@ func TestRestoreToAnEarlierSnapshot(t *testing.T) {
 
 // TestRestoreOfAHeadThatMovedIsRefused: who asks for a restore saw a state that is not the newest any more.
 func TestRestoreOfAHeadThatMovedIsRefused(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+	restoreOfMovedHead(t, diskEnv(t, diskTerms{}))
+}
+
+func restoreOfMovedHead(t *testing.T, e *testenv.Env) {
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{})
 	put(t, s, "/root/f", "one")

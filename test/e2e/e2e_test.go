@@ -25,8 +25,9 @@ import (
 var tiers = map[string]string{"container": "container", "gvisor": "default"}
 
 // TestConformance runs the SDK's own suite on the real system.
-func TestConformance(t *testing.T) {
-	e := testenv.Start(t)
+func TestConformance(t *testing.T) { conformance(t, testenv.Start(t)) }
+
+func conformance(t *testing.T, e *testenv.Env) {
 	n := 0
 	sdktest.Conformance(t, func(t *testing.T) sdktest.Env {
 		n++
@@ -44,8 +45,9 @@ func TestConformance(t *testing.T) {
 
 // TestFilesSurviveSleep goes through sleep and wake twice in each tier, with a
 // package's worth of changes to the root: new, changed and deleted files, owners and modes.
-func TestFilesSurviveSleep(t *testing.T) {
-	e := testenv.Start(t)
+func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t)) }
+
+func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 	for tier, template := range tiers {
 		t.Run(tier, func(t *testing.T) {
 			c := e.Client("acme", "sleeper-"+tier)
@@ -72,8 +74,9 @@ func TestFilesSurviveSleep(t *testing.T) {
 }
 
 // TestThePlaceSaysWhatItIs: the file inside and the answer outside agree.
-func TestThePlaceSaysWhatItIs(t *testing.T) {
-	e := testenv.Start(t)
+func TestThePlaceSaysWhatItIs(t *testing.T) { placeSaysWhatItIs(t, testenv.Start(t)) }
+
+func placeSaysWhatItIs(t *testing.T, e *testenv.Env) {
 	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
 	var place struct {
 		Tier, Network string
@@ -97,7 +100,10 @@ func TestThePlaceSaysWhatItIs(t *testing.T) {
 // TestComputeRemovedFromOutsideIsNoticed: killed by hand, the session wakes
 // again with its newest files.
 func TestComputeRemovedFromOutsideIsNoticed(t *testing.T) {
-	e := testenv.Start(t)
+	computeRemovedIsNoticed(t, testenv.Start(t))
+}
+
+func computeRemovedIsNoticed(t *testing.T, e *testenv.Env) {
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{Template: "container"})
 	sh(t, s, "echo precious > /root/f; sync")
@@ -167,11 +173,22 @@ func TestOneOpenIsOneTrace(t *testing.T) {
 
 // TestPlainNatsCLIOpensASession uses the real natscli with a JSON body.
 func TestPlainNatsCLIOpensASession(t *testing.T) {
+	natscli(t)
+	plainNats(t, testenv.Start(t))
+}
+
+// natscli is the nats program, or the test is skipped.
+func natscli(t *testing.T) string {
+	t.Helper()
 	nats := os.Getenv("BERTH_NATSCLI")
 	if _, err := os.Stat(nats); nats == "" || err != nil {
 		t.Skip("natscli is not built (make test does it)")
 	}
-	e := testenv.Start(t)
+	return nats
+}
+
+func plainNats(t *testing.T, e *testenv.Env) {
+	nats := natscli(t)
 	key := filepath.Join(t.TempDir(), "reply.key")
 	body, err := e.CLI("request", "seal", "--tenant", "acme", "--user", "ann", "--verb", "open", "--key-out", key)
 	if err != nil {
@@ -201,6 +218,16 @@ func TestPlainNatsCLIOpensASession(t *testing.T) {
 	if !bytes.Contains(plain, []byte("grant")) || !bytes.Contains(plain, []byte("berth.v1.box.")) {
 		t.Errorf("the answer is %s", plain)
 	}
+}
+
+// TestAWholeLife opens, sleeps, resumes and deletes a session, by one door and by both.
+func TestAWholeLife(t *testing.T) {
+	e := testenv.Start(t)
+	t.Run("direct", func(t *testing.T) { wholeLife(t, e.For(t)) })
+	t.Run("both doors", func(t *testing.T) {
+		forgetAll(t, e)
+		bothDoors(t, e.For(t))
+	})
 }
 
 func open(t *testing.T, c *sdk.Client, o sdk.OpenOptions) *sdk.Session {

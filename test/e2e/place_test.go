@@ -12,8 +12,9 @@ import (
 
 // TestThePlaceIsCurrentAfterResume: session.json tells of this wake, not of
 // the one before, and what a process did to a copy in its own root does not count.
-func TestThePlaceIsCurrentAfterResume(t *testing.T) {
-	e := testenv.Start(t)
+func TestThePlaceIsCurrentAfterResume(t *testing.T) { placeIsCurrent(t, testenv.Start(t)) }
+
+func placeIsCurrent(t *testing.T, e *testenv.Env) {
 	for tier, template := range tiers {
 		t.Run(tier, func(t *testing.T) {
 			c := e.Client("acme", "ann-"+tier)
@@ -52,8 +53,9 @@ func TestThePlaceIsCurrentAfterResume(t *testing.T) {
 
 // TestAFullDiskStillWakes: a session that filled its disk to the last block
 // sleeps and wakes, a program gets a clear ENOSPC, and there is room to delete.
-func TestAFullDiskStillWakes(t *testing.T) {
-	e := testenv.Start(t)
+func TestAFullDiskStillWakes(t *testing.T) { fullDiskWakes(t, testenv.Start(t)) }
+
+func fullDiskWakes(t *testing.T, e *testenv.Env) {
 	for tier, template := range tiers {
 		t.Run(tier, func(t *testing.T) {
 			c := e.Client("acme", "full-"+tier)

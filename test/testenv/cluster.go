@@ -49,12 +49,6 @@ func PrepareCluster(t *testing.T, args ...string) *Env {
 	return Prepare(t, args...)
 }
 
-// Each runs a scenario in one process and in many.
-func Each(t *testing.T, f func(*testing.T, *Env), args ...string) {
-	t.Run("one process", func(t *testing.T) { f(t, Start(t, args...)) })
-	t.Run("many processes", func(t *testing.T) { f(t, Cluster(t, args...)) })
-}
-
 // callTime bounds one request to the supervisor or the scheduler.
 const callTime = 2 * time.Minute
 

@@ -50,6 +50,14 @@ func Start(t *testing.T, args ...string) *Env {
 	return e
 }
 
+// For is the same installation for a subtest: what fails, or is registered for the
+// end, is the subtest's. Whoever shares one starts and stops nothing but members.
+func (e *Env) For(t *testing.T) *Env {
+	shared := *e
+	shared.t = t
+	return &shared
+}
+
 // Prepare makes the folder without starting anything.
 func Prepare(t *testing.T, args ...string) *Env {
 	t.Helper()

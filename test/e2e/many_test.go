@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/testenv"
+)
+
+// TestTheSameScenariosInManyProcesses runs on one cluster, one after the other, the scenarios that the
+// other tests of this folder run in one process each. Why one of them is not run says its skip.
+func TestTheSameScenariosInManyProcesses(t *testing.T) {
+	_, url := fileStore(t)
+	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url, Template: "default"}))
+	for _, s := range []struct {
+		name string
+		run  func(*testing.T, *testenv.Env)
+		not  string // why it is not run
+	}{
+		{name: "conformance", run: conformance},
+		{name: "files survive sleep", run: filesSurviveSleep},
+		{name: "the place says what it is", run: placeSaysWhatItIs},
+		{name: "the place is current after resume", run: placeIsCurrent},
+		{name: "a full disk still wakes", run: fullDiskWakes},
+		{name: "compute removed from outside", run: computeRemovedIsNoticed},
+		{name: "out of memory", run: outOfMemory},
+		{name: "checkpoint", run: checkpointHoldsAll},
+		{name: "restore", run: restoreToEarlier},
+		{name: "restore of a head that moved", run: restoreOfMovedHead},
+		{name: "export and import", run: exportAndImport},
+		{name: "hostile archive", run: hostileArchive},
+		{name: "plain nats", run: plainNats},
+		{name: "both doors", run: bothDoors},
+		{name: "a whole life", run: wholeLife},
+		{name: "deleted and erased", not: "it reads one host's pool and one bus's files; what three nodes keep is read by services/credentials: TestDestroyedRecordStaysGoneFromTheFiles, and hosts by TestHandoff"},
+		{name: "kill -9 of everything", not: "TestKillNineOfAClusterAdoptsLiveSandboxes does it, with a cluster of its own"},
+		{name: "a machine dies, its disk is lost", not: "with several hosts that is a handoff: TestHandoff"},
+		{name: "eviction, quota, lost pools", not: "one host's pool decides them, whoever else there is"},
+		{name: "the store is away", not: "hosts do not differ in what they do then"},
+		{name: "one open is one trace", not: "members write no common file of spans"},
+		{name: "bad starts", not: "nothing is made; shapes of clusters are checked by tools/berth/cluster"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			if s.not != "" {
+				t.Skip("not run in many processes: " + s.not)
+			}
+			shared := e.For(t)
+			t.Cleanup(func() { forgetAll(t, shared) })
+			s.run(t, shared)
+		})
+	}
+}
+
+// forgetAll deletes every session, so that the next scenario finds none.
+func forgetAll(t *testing.T, e *testenv.Env) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: e.ClientFile("operator")})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer op.Close()
+	list := &schedulerv1.ListReply{}
+	if err := op.Call(ctx, "scheduler", "list", &schedulerv1.ListRequest{Limit: 1000}, list); err != nil {
+		t.Error(err)
+		return
+	}
+	for _, r := range list.GetRecords() {
+		if r.GetState() == corev1.State_STATE_DELETED || r.GetState() == corev1.State_STATE_DELETING {
+			continue
+		}
+		c, err := e.Connect(ctx, r.GetSession().GetTenant(), r.GetActor().GetSubject())
+		if err == nil {
+			err = c.DeleteSession(ctx, sdk.UserSession{Name: r.GetSessionName()})
+			c.Close()
+		}
+		if err != nil {
+			t.Errorf("delete %s of %s: %v", r.GetSessionName(), r.GetActor().GetSubject(), err)
+		}
+	}
+}
+
+// wholeLife is the shortest whole life of a session.
+func wholeLife(t *testing.T, e *testenv.Env) {
+	c := e.Client("acme", "ann")
+	s := open(t, c, sdk.OpenOptions{Template: "container"})
+	put(t, s, "/root/f", "kept")
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, c, sdk.OpenOptions{Template: "container"})
+	if got := content(t, s, "/root/f"); got != "kept" || s.Origin() != sdk.Resumed {
+		t.Errorf("after a sleep the file says %q (%s)", got, s.Origin())
+	}
+	if err := c.DeleteSession(t.Context(), sdk.UserSession{}); err != nil {
+		t.Fatal(err)
+	}
+	if s = open(t, c, sdk.OpenOptions{Template: "container"}); s.Origin() != sdk.Created {
+		t.Errorf("after the delete it was %s", s.Origin())
+	}
+}
+
+// bothDoors: a session that was opened by the durable door is joined by the direct one, and asked to
+// sleep by the durable one.
+func bothDoors(t *testing.T, e *testenv.Env) {
+	c := e.Client("acme", "ann")
+	queued := open(t, c, sdk.OpenOptions{Template: "container", ViaQueue: true})
+	put(t, queued, "/root/f", "kept")
+	direct := open(t, c, sdk.OpenOptions{Template: "container"})
+	if direct.Key() != queued.Key() || direct.Epoch() != queued.Epoch() || direct.Origin() != sdk.Joined {
+		t.Errorf("by the queue %s in epoch %s, directly %s in epoch %s, %s", queued.Key(), queued.Epoch(), direct.Key(), direct.Epoch(), direct.Origin())
+	}
+	if err := queued.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, c, sdk.OpenOptions{Template: "container", ViaQueue: true})
+	if got := content(t, s, "/root/f"); got != "kept" || s.Origin() != sdk.Resumed {
+		t.Errorf("after a sleep the file says %q (%s)", got, s.Origin())
+	}
+}
