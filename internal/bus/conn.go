@@ -178,6 +178,10 @@ func (c *Conn) Self() subjects.Caller { return c.self }
 // lost.
 func (c *Conn) Close() { c.nc.Close() }
 
+// Connected reports whether the connection is there now, as far as is known: a
+// cut that resets nothing is noticed after two to three seconds.
+func (c *Conn) Connected() bool { return c.nc.IsConnected() }
+
 func (c *Conn) reconnected() {
 	c.log.Info("bus connection is back")
 	c.mu.Lock()

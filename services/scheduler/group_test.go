@@ -65,9 +65,11 @@ func newGroup(t *testing.T, n int, change func(*Config)) *group {
 }
 
 // run starts a replica on its folder.
-func (g *group) run(m *member) {
+func (g *group) run(m *member) { g.t.Helper(); g.runWith(m) }
+
+func (g *group) runWith(m *member, opts ...bus.Option) {
 	g.t.Helper()
-	conn, err := g.bus.Connect(bustest.Context(g.t), subjects.Service("scheduler"))
+	conn, err := g.bus.Connect(bustest.Context(g.t), subjects.Service("scheduler"), opts...)
 	if err != nil {
 		g.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,10 +79,14 @@ func (s *server) follow(ctx context.Context) {
 func (s *server) lead(ctx context.Context) func() {
 	lctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
+	var now atomic.Pointer[leader]
+	var hearing sync.WaitGroup
+	hearing.Go(func() { s.hear(lctx, &now) })
 	go func() {
 		defer close(done)
 		for lctx.Err() == nil && s.rep.IsLeader() {
 			l := newLeader(lctx, s)
+			now.Store(l)
 			err := l.run(lctx)
 			if err == nil || lctx.Err() != nil {
 				return
@@ -93,5 +98,5 @@ func (s *server) lead(ctx context.Context) func() {
 			}
 		}
 	}()
-	return func() { cancel(); <-done }
+	return func() { cancel(); <-done; hearing.Wait() }
 }

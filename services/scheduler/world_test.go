@@ -76,9 +76,11 @@ func newWorld(t testing.TB, change func(*Config)) *world {
 }
 
 // start starts the scheduler on the same folder and waits until it serves.
-func (w *world) start() {
+func (w *world) start() { w.t.Helper(); w.startWith() }
+
+func (w *world) startWith(opts ...bus.Option) {
 	w.t.Helper()
-	conn, err := w.bus.Connect(bustest.Context(w.t), subjects.Service("scheduler"))
+	conn, err := w.bus.Connect(bustest.Context(w.t), subjects.Service("scheduler"), opts...)
 	if err != nil {
 		w.t.Fatal(err)
 	}
