@@ -61,7 +61,7 @@ func (d *driver) note(lp *loop, err error) {
 	if lp.unsaved {
 		lp.why = "the disk cannot be saved: " + lp.why
 	}
-	lp.why = lp.why[:min(len(lp.why), maxWhy)]
+	lp.why = cut(lp.why, maxWhy)
 }
 
 // trouble is what note keeps.
@@ -238,7 +238,7 @@ func (d *driver) during(lp *loop, s *core.Session) time.Duration {
 	defer recall.Wait()
 	recalled, moved := false, false
 	for {
-		if s.State == core.Sleeping && s.Wake != nil && !recalled {
+		if s.State == core.Sleeping && s.Wake != nil && !recalled && !(s.Sleep != nil && s.Sleep.Save) {
 			recalled = true
 			at := s
 			recall.Go(func() { d.l.recall(ctx, at) })

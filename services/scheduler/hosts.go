@@ -234,8 +234,7 @@ func (l *leader) report(ctx context.Context, r bus.Request, req *schedulerv1.Rep
 	var e core.Entry
 	switch req.GetWhat() {
 	case "exited":
-		reason := req.GetReason()
-		e.Exited = &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: reason[:min(len(reason), 512)]}
+		e.Exited = &core.Exited{Ref: ref, Host: r.Caller.Host, Reason: cut(req.GetReason(), 512)}
 		if s := l.session(ref.Session); s != nil {
 			e.Exited.Candidates = l.candidates(s, *s.Terms)
 		}

@@ -106,8 +106,7 @@ func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (bette
 	if said == nil {
 		return false
 	}
-	n := load{images: map[string]bool{}, warm: map[string]uint32{}, unhealthy: said.GetUnhealthy()}
-	n.unhealthy = n.unhealthy[:min(len(n.unhealthy), maxReason)]
+	n := load{images: map[string]bool{}, warm: map[string]uint32{}, unhealthy: cut(said.GetUnhealthy(), maxReason)}
 	for _, ref := range said.GetImages()[:min(len(said.GetImages()), maxLoad)] {
 		if len(ref) <= maxID {
 			n.images[ref] = true

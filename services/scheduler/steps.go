@@ -53,7 +53,7 @@ func (l *leader) settle(ctx context.Context, a core.Answer) (core.Entry, core.Ou
 	if now != nil && now.Wake != nil {
 		terms = now.Wake.Terms
 	}
-	e, ok := core.After(now, a, l.tries(a.Session), l.candidates(a.Session, *terms))
+	e, ok := core.After(now, bound(a), l.tries(a.Session), l.candidates(a.Session, *terms))
 	if !ok {
 		return e, core.Outcome{}, nil
 	}
