@@ -33,6 +33,7 @@ const (
 
 // client speaks to containerd. Calls wait while it restarts, up to callTime.
 type client struct {
+	socket     string
 	conn       *grpc.ClientConn
 	containers containersapi.ContainersClient
 	tasks      tasksapi.TasksClient
@@ -52,7 +53,7 @@ func dial(socket string) (*client, error) {
 		return nil, err
 	}
 	return &client{
-		conn: conn, containers: containersapi.NewContainersClient(conn), tasks: tasksapi.NewTasksClient(conn),
+		socket: socket, conn: conn, containers: containersapi.NewContainersClient(conn), tasks: tasksapi.NewTasksClient(conn),
 		events: eventsapi.NewEventsClient(conn), version: versionapi.NewVersionClient(conn),
 	}, nil
 }

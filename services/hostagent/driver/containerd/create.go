@@ -269,7 +269,8 @@ func (m *making) createTask(ctx context.Context) error {
 	if m.spec.Tier == driver.GVisor {
 		shim = binShimRunsc
 	}
-	r, err := call(ctx, m.d.ctrd.tasks.Create, &tasksapi.CreateTaskRequest{
+	// Not given up half-way: containerd would forget a shim that it has just started, and nobody ends it.
+	r, err := call(context.WithoutCancel(ctx), m.d.ctrd.tasks.Create, &tasksapi.CreateTaskRequest{
 		ContainerID: string(m.id), Stdin: ch.Stdin, Stdout: ch.Stdout, Stderr: os.DevNull, RuntimePath: m.d.bin(shim),
 	})
 	if isExists(err) {
@@ -279,7 +280,7 @@ func (m *making) createTask(ctx context.Context) error {
 		return err
 	}
 	m.pid = r.Pid
-	return nil
+	return ctx.Err()
 }
 
 func (m *making) startTask(ctx context.Context) error {

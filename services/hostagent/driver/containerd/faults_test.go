@@ -201,3 +201,34 @@ func naming(word string) []int {
 	}
 	return out
 }
+
+// A shim that containerd has forgotten, as it does when whoever asked for a task ended before the task
+// was made, goes with its sandbox; a shim of another sandbox, or of another containerd, stays.
+func TestFaultAForgottenShimIsEnded(t *testing.T) {
+	h := newHost(t)
+	d := openDriver(t, h)
+	id, other := h.Spec(t, 1, 1).ID(), h.Spec(t, 2, 1).ID()
+	shim := func(id ids.SandboxID, socket string) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("sh", "-c", `trap "" TERM; while :; do sleep 0.1; done`)
+		cmd.Args = append([]string{"containerd-shim-berthrunc-v1"}, append(cmd.Args[1:], "sh", "-namespace", namespace, "-id", string(id), "-address", socket)...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	lost, neighbour, foreign := shim(id, d.ctrd.socket), shim(other, d.ctrd.socket), shim(id, "/run/containerd/containerd.sock")
+	if err := d.Stop(context.Background(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := lost.Wait(); err == nil || lost.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("the forgotten shim ended with %v", err)
+	}
+	for _, cmd := range []*exec.Cmd{neighbour, foreign} {
+		if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("%v was ended: %v", cmd.Args[len(cmd.Args)-4:], err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}

@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -78,7 +81,11 @@ func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
 			}
 		}
 		_, err := call(ctx, tasks.Delete, &tasksapi.DeleteTaskRequest{ContainerID: string(id)})
-		if err == nil || isNotFound(err) {
+		if err == nil {
+			return nil
+		}
+		if isNotFound(err) {
+			d.endShims(id)
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -89,6 +96,32 @@ func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
 			_, _ = call(ctx, tasks.Kill, &tasksapi.KillRequest{ContainerID: string(id), Signal: uint32(unix.SIGKILL), All: true})
 		}
 	}
+}
+
+// endShims ends shims of a sandbox that containerd does not know: it forgets one that it had started
+// for a task when whoever asked for the task, or containerd itself, ended before the task was made.
+func (d *Driver) endShims(id ids.SandboxID) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && isShim(strings.Split(string(raw), "\x00"), id, d.ctrd.socket) {
+			d.log.Warn("ending a shim that containerd has forgotten", "sandbox", id, "pid", pid)
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// isShim reports whether a command line is that of a shim of the sandbox, of the containerd with this socket.
+func isShim(args []string, id ids.SandboxID, socket string) bool {
+	has := func(flag, value string) bool {
+		i := slices.Index(args, flag)
+		return i >= 0 && i+1 < len(args) && args[i+1] == value
+	}
+	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim-") && has("-id", string(id)) && has("-address", socket)
 }
 
 // kill ends all processes of a sandbox, also where the lease keeps all of them frozen.
