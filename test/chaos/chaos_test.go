@@ -75,7 +75,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("%d faults; to repeat them: BERTH_SEED=%d BERTH_FAULTS=%d", faults, r.seed, faults)
 	r.history = newHistory(r.owners)
 	r.begin()
-	b := &breaker{r, r.e, rand.New(rand.NewPCG(r.seed, 0))}
+	b := &breaker{run: r, e: r.e, rng: rand.New(rand.NewPCG(r.seed, 0))}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg, load sync.WaitGroup
 	defer wg.Wait()
@@ -305,7 +305,9 @@ func (r *run) records() (left []string) {
 }
 
 // kept is where what is known of a failed run is.
-func (r *run) kept() string { return filepath.Join(os.TempDir(), fmt.Sprintf("berth-chaos-%d", r.seed)) }
+func (r *run) kept() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("berth-chaos-%d", r.seed))
+}
 
 // forget removes what was kept, unless the test failed: also in the cleanup that comes before.
 func (r *run) forget() {

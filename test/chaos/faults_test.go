@@ -34,39 +34,50 @@ type fault struct {
 
 // breaker breaks the cluster; what it does follows from the seed, but for who leads.
 type breaker struct {
-	run *run
-	e   *testenv.Env
-	rng *rand.Rand
+	run  *run
+	e    *testenv.Env
+	rng  *rand.Rand
+	busy []string // members that something is done to already
 }
 
 // services in the machine's own namespace.
 var beside = []string{"identity", "lifecycle", "credentials"}
 
-// target names a member, and says what it is.
+// target names a member that nothing is done to yet, and says what it is.
 func (b *breaker) target() (name, what string) {
-	switch b.rng.IntN(10) {
-	case 0, 1:
-		name = b.e.Leader()
-		return name, name + " (leader)"
-	case 2:
-		leader := b.e.Leader()
-		name = b.one("scheduler-1", "scheduler-2", "scheduler-3")
-		for name == leader {
-			name = b.one("scheduler-1", "scheduler-2", "scheduler-3")
+	for {
+		of := []string{"host-1", "host-2", "host-3"}
+		switch b.rng.IntN(10) {
+		case 0, 1:
+			of, what = []string{b.e.Leader()}, " (leader)"
+		case 2:
+			leader := b.e.Leader()
+			of, what = slices.DeleteFunc([]string{"scheduler-1", "scheduler-2", "scheduler-3"}, func(s string) bool { return s == leader }), " (follower)"
+		case 3, 4:
+			of, what = []string{"nats-1", "nats-2", "nats-3"}, ""
+		case 5:
+			of, what = slices.Clone(beside), ""
+		default:
+			what = ""
 		}
-		return name, name + " (follower)"
-	case 3, 4:
-		name = b.one("nats-1", "nats-2", "nats-3")
-	case 5:
-		name = b.one(beside...)
-	default:
-		name = b.host()
+		if name = b.one(of...); name != "" {
+			return name, name + what
+		}
 	}
-	return name, name
 }
 
-func (b *breaker) one(of ...string) string { return of[b.rng.IntN(len(of))] }
+// one is one of those that nothing is done to yet; empty: there is none.
+func (b *breaker) one(of ...string) string {
+	of = slices.DeleteFunc(of, func(name string) bool { return slices.Contains(b.busy, name) })
+	if len(of) == 0 {
+		return ""
+	}
+	name := of[b.rng.IntN(len(of))]
+	b.busy = append(b.busy, name)
+	return name
+}
 
+// host is never empty: no fault has more than two members, and there are three hosts.
 func (b *breaker) host() string { return b.one("host-1", "host-2", "host-3") }
 
 // wired is a target that has links of its own.
@@ -89,6 +100,7 @@ func (b *breaker) between() time.Duration {
 
 // next does one fault, or now and then two at once.
 func (b *breaker) next() fault {
+	b.busy = nil
 	f := b.single()
 	if b.rng.IntN(5) > 0 {
 		return f
