@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -77,6 +79,15 @@ func (c *ClusterConfig) validate(name string) error {
 		}
 	}
 	return nil
+}
+
+// nodes is how many there are, this one included.
+func (c *ClusterConfig) nodes() int {
+	own := net.JoinHostPort(orDefault(c.Host, "127.0.0.1"), strconv.Itoa(c.Port))
+	if slices.Contains(c.Routes, own) || c.Advertise != "" && slices.Contains(c.Routes, c.Advertise) {
+		return len(c.Routes)
+	}
+	return len(c.Routes) + 1
 }
 
 // join puts the cluster into the server's options.

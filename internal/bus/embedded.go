@@ -38,6 +38,7 @@ type Embedded struct {
 	known  []subjects.Caller
 	admin  *Conn
 	keeper *Keeper
+	quit   context.CancelFunc // of watchRoutes
 }
 
 // StartEmbedded makes missing keys and client files, starts the server and
@@ -68,6 +69,13 @@ func StartEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Embedded, error) {
 	if err := e.keep(ctx, decl); err != nil {
 		e.Close()
 		return nil, err
+	}
+	if cfg.Cluster != nil {
+		watch, quit := context.WithCancel(context.WithoutCancel(ctx))
+		e.quit = quit
+		go e.watchRoutes(watch, cfg.Cluster.nodes(), func() {
+			e.log.Warn("this node does not reach a majority of the nodes and sends its clients to others")
+		})
 	}
 	return e, nil
 }
@@ -144,6 +152,9 @@ func (e *Embedded) Connect(ctx context.Context, c subjects.Caller, opts ...Optio
 func (e *Embedded) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	if e.quit != nil {
+		e.quit()
+	}
 	if e.keeper != nil {
 		e.keeper.Stop(ctx)
 	}
