@@ -23,6 +23,7 @@ import (
 // diskTerms are how the tests of disks run berth up: small disks, in tier container if nothing else is asked for.
 type diskTerms struct {
 	Template string        // of the plan; empty: container
+	CPU      uint64        // thousandths of a core of each session
 	Store    string        // empty: nats://
 	Disk     uint64        // bytes of each disk
 	Every    time.Duration // between snapshots while awake; 0: only at checkpoints and sleep
@@ -35,8 +36,8 @@ type diskTerms struct {
 var diskConfig = template.Must(template.New("").Parse(`lifecycle:
   policy:
     templates:
-      default: {image: default, tier: gvisor, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
-      container: {image: default, tier: container, limits: {cpu_millis: 2000, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
+      default: {image: default, tier: gvisor, limits: {cpu_millis: {{.CPU}}, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
+      container: {image: default, tier: container, limits: {cpu_millis: {{.CPU}}, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
     plans:
       default: {template: {{.Template}}, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
 host:
@@ -57,6 +58,9 @@ func diskFile(t *testing.T, d diskTerms) string {
 	}
 	if d.Store == "" {
 		d.Store = "nats://"
+	}
+	if d.CPU == 0 {
+		d.CPU = 2000
 	}
 	if d.Disk == 0 {
 		d.Disk = 256 << 20

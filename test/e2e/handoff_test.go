@@ -26,7 +26,7 @@ const handoffTime = 90 * time.Second
 // each, all hosts are there again.
 func TestHandoff(t *testing.T) {
 	_, url := fileStore(t)
-	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url}))
+	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url, CPU: fewCPU}))
 	for _, s := range []struct {
 		name string
 		run  func(*testing.T, *testenv.Env)
@@ -39,9 +39,27 @@ func TestHandoff(t *testing.T) {
 		{"a drain", drained},
 		{"a host is removed", removed}, // for good, so it is the last
 	} {
-		if !t.Run(s.name, func(t *testing.T) { s.run(t, e.For(t)) }) {
+		if !t.Run(s.name, func(t *testing.T) {
+			shared := e.For(t)
+			t.Cleanup(func() { told(t, shared) })
+			s.run(t, shared)
+		}) {
 			return // what follows needs whole hosts
 		}
+	}
+}
+
+// told prints, after a failure, what happened as an operator sees it.
+func told(t *testing.T, e *testenv.Env) {
+	if !t.Failed() {
+		return
+	}
+	for _, args := range [][]string{{"host", "list"}, {"scheduler", "peers"}, {"session", "list"}, {"tail", "--since", "3m", "--no-follow"}} {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		cmd := exec.CommandContext(ctx, e.Bin, append(args, "--dir", e.Dir)...)
+		out, err := cmd.CombinedOutput()
+		cancel()
+		t.Logf("berth %s (%v):\n%s", strings.Join(args, " "), err, out)
 	}
 }
 
@@ -409,6 +427,7 @@ func removed(t *testing.T, e *testenv.Env) {
 func leaderKilledWhileOpening(t *testing.T, e *testenv.Env) {
 	for i := range 3 {
 		c := e.Client("acme", fmt.Sprintf("opener-%d", i))
+		t.Cleanup(func() { forgetAll(t, e) })
 		leader := e.Member(e.Leader())
 		kill := time.AfterFunc(time.Duration(rand.IntN(600))*time.Millisecond, leader.Kill)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
