@@ -81,6 +81,10 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 	late := h.DrainDeadline != 0 && core.At(time.Now()) >= h.DrainDeadline
 	for _, s := range all {
 		e, ok := drainStep(s, h.ID, late)
+		if ok && e.Save != nil && e.Save.Host != h.ID && !l.leases.alive(e.Save.Host) {
+			// What is unsaved is on a host that is away; this one has nothing of it.
+			e = core.Entry{Move: &core.Move{Session: s.Key, Generation: s.Generation, Host: h.ID}}
+		}
 		switch {
 		case s.State == core.Sleeping:
 			busy++

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -15,7 +16,7 @@ const (
 	tidyEvery = 10 * time.Second
 	// tidyParallel hosts are asked at once.
 	tidyParallel = 8
-	// tidyTime bounds one try, so that one host does not hold up the others.
+	// tidyTime bounds the tries of one round, so that one host does not hold up the others.
 	tidyTime = 30 * time.Second
 )
 
@@ -58,15 +59,25 @@ func (l *leader) tidyOnce(ctx context.Context) {
 		slots <- struct{}{}
 		work.Go(func() {
 			defer func() { <-slots }()
-			for _, job := range jobs {
-				if ctx.Err() != nil {
-					return
-				}
-				job(ctx)
-			}
+			inTurn(ctx, tidyTime, jobs)
 		})
 	}
 	work.Wait()
+}
+
+// inTurn does jobs one after the other, as many as there is time for, so that a
+// host which does not answer holds up no other one. Their order is another one
+// each time, so that one job which hangs keeps no other from its turn for ever.
+func inTurn(ctx context.Context, within time.Duration, jobs []func(context.Context)) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	rand.Shuffle(len(jobs), func(i, j int) { jobs[i], jobs[j] = jobs[j], jobs[i] })
+	for _, job := range jobs {
+		if ctx.Err() != nil {
+			return
+		}
+		job(ctx)
+	}
 }
 
 func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone, e core.Erasure) {

@@ -7,9 +7,9 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
-// moveOff takes a session at rest, all of which is saved, off its host: its
-// next wake gets the disk from the store. The host keeps an image until it is
-// told otherwise.
+// moveOff takes a session at rest off its host, which has nothing of it that is
+// not saved: its next wake gets the disk from the store, or is on the host that
+// has what is unsaved. The host keeps an image until it is told otherwise.
 func (x *tx) moveOff(m *Move) Outcome {
 	old := x.s.Session(m.Session)
 	switch {
@@ -19,7 +19,7 @@ func (x *tx) moveOff(m *Move) Outcome {
 		return Outcome{Session: old}
 	case !slices.Contains(tMove.From, old.State) || old.NeedsStop:
 		return refuse(errkind.Conflict, "session %s is not at rest on host %s", m.Session, m.Host)
-	case !old.Terms.Ephemeral && (old.Dirty || !old.Fresh() && old.Manifest == ""):
+	case !old.Terms.Ephemeral && (old.Newest == m.Host || !old.Dirty && !old.Fresh() && old.Manifest == ""):
 		return refuse(errkind.Conflict, "not all of session %s is saved", m.Session)
 	}
 	s := x.edit(old)
