@@ -85,20 +85,28 @@ func (h *host) joinPage(ctx context.Context, req *schedulerv1.JoinRequest) (*sch
 	return reply, nil
 }
 
+// renewAgain is the pause after a renewal that failed: it took a third of the lease already, and
+// another third of waiting would have everything frozen for one lost answer.
+const renewAgain = 100 * time.Millisecond
+
 // keepLease renews the lease every third of its time until ctx ends. Whoever lost it joins again.
 func (h *host) keepLease(ctx context.Context) {
+	pause := h.lease.pause()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(h.lease.pause()):
+		case <-time.After(pause):
 		}
+		pause = h.lease.pause()
 		if err := h.renew(ctx); err != nil && ctx.Err() == nil {
 			h.log.Warn("cannot renew the lease", "left", h.lease.left(), "error", err)
 			if errs.Is(err, errkind.StaleEpoch) || errs.Is(err, errkind.NotFound) {
 				h.lease.lost()
 				h.askRejoin()
+				continue
 			}
+			pause = min(pause, renewAgain)
 		}
 	}
 }

@@ -58,6 +58,24 @@ func TestALateRenewalIsNoLease(t *testing.T) {
 	}
 }
 
+// TestARenewalThatFailedIsTriedAgain at once, and not after another third of the lease: two lost answers
+// would cost it.
+func TestARenewalThatFailedIsTriedAgain(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	r.start()
+	r.sched.with(func() { r.sched.failing, r.sched.renewed = 2, 0 })
+	renewed := 0
+	eventually(t, 10*time.Second, "two renewals go well", func() bool {
+		r.sched.with(func() { renewed = r.sched.renewed })
+		return renewed >= 2
+	})
+	joins := 0
+	r.sched.with(func() { joins = r.sched.joins })
+	if err := r.run.h.lease.check(); err != nil || joins != 1 {
+		t.Errorf("after two renewals that failed: %v; it joined %d times", err, joins)
+	}
+}
+
 // TestALeaseThatSchedulerDoesNotKnow is lost at once: the host is another boot to it, or was given up.
 func TestALeaseThatSchedulerDoesNotKnow(t *testing.T) {
 	drv := newProcs(t)

@@ -240,6 +240,8 @@ type fakeScheduler struct {
 	load     *schedulerv1.HostLoad
 	// unknown: it does not know this boot's lease until it joins again.
 	unknown bool
+	// failing renewals fail next; renewed counts those that went well.
+	failing, renewed int
 	// slow, if set, holds up the answers to renewals until it is closed.
 	slow chan struct{}
 }
@@ -294,6 +296,11 @@ func (f *fakeScheduler) renew(_ context.Context, _ bus.Request, req *schedulerv1
 	if f.unknown {
 		return nil, errs.E("lease", errkind.StaleEpoch, "", "another boot")
 	}
+	if f.failing > 0 {
+		f.failing--
+		return nil, errs.E("lease", errkind.Internal, "", "it was asked to fail")
+	}
+	f.renewed++
 	return &schedulerv1.LeaseReply{Lease: durationpb.New(f.lease)}, f.silent()
 }
 
