@@ -87,7 +87,9 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 	// Who forces it for another reason than a drain wants no compute left, and nothing saved: it may be an
 	// epoch that was given up.
 	if !req.GetForce() || req.GetReason() == drainReason {
-		ev.AtRest = h.atRest(disk.Key{Session: s.key, Generation: ev.Generation}, ev.Epoch, req.GetParent())
+		k := disk.Key{Session: s.key, Generation: ev.Generation}
+		ev.AtRest = h.atRest(k, ev.Epoch, req.GetParent())
+		ev.Missing = req.GetForce() && h.lacks(k)
 	}
 	if err := h.may("sleep"); err != nil && !s.slept(ev) {
 		return nil, err
@@ -98,6 +100,9 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 	out, err := s.act(ctx, ev, req)
 	if r := core.RefusalOf(err); r != nil && r.Kind == errkind.Busy && !r.Since.IsZero() {
 		return &hostv1.SleepReply{Busy: true, LastActivity: timestamppb.New(r.Since)}, nil
+	}
+	if r := core.RefusalOf(err); r != nil && r.Kind == errkind.NotFound && ev.Missing {
+		return &hostv1.SleepReply{Missing: true}, nil
 	}
 	if err != nil {
 		return nil, err

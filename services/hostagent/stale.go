@@ -73,6 +73,12 @@ func (s *session) passed(g ids.Generation, e ids.Epoch) error {
 	return nil
 }
 
+// lacks reports whether there surely is no disk of the session's generation here.
+func (h *host) lacks(k disk.Key) bool {
+	_, err := h.disks.Get(k)
+	return errs.Is(err, errkind.NotFound)
+}
+
 // atRest reports whether a disk of the session's generation is here, in nobody's use, that is the head or
 // can follow it.
 func (h *host) atRest(k disk.Key, epoch ids.Epoch, head string) bool {

@@ -225,7 +225,8 @@ func answered(t core.Timing, total time.Duration) core.Timing {
 }
 
 func manifestOf(m *corev1.Manifest) core.ManifestInfo {
-	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest(), RestoredFrom: m.GetRestoredFrom()}
+	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest(), RestoredFrom: m.GetRestoredFrom(),
+		TakenAt: timeOf(m.GetTakenAt())}
 }
 
 func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {

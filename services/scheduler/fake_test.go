@@ -16,6 +16,7 @@ import (
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -234,6 +235,9 @@ func (h *fakeHost) sleep(ctx context.Context, _ bus.Request, r *hostv1.SleepRequ
 	case b != nil && b.epoch == e && b.running == "" && b.manifest != "": // asked again
 		defer h.mu.Unlock()
 		return &hostv1.SleepReply{Manifest: &corev1.Manifest{Id: b.manifest}}, nil
+	case b == nil && r.GetReason() == core.ReasonDrain && r.GetForce():
+		h.mu.Unlock()
+		return &hostv1.SleepReply{Missing: true}, nil
 	case b == nil || b.running != e && (!b.unsaved || b.epoch != e):
 		h.mu.Unlock()
 		return nil, errs.E("fake sleep", errkind.NotFound, "", "no sandbox of that epoch")

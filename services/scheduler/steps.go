@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -185,7 +186,7 @@ func (l *leader) stepSleep(ctx context.Context, lp *loop, s *core.Session) error
 	case resp.GetBusy():
 		a.Busy, a.BusySince = true, timeOf(resp.GetLastActivity())
 	default:
-		a.Slept = &core.Slept{Manifest: manifestOf(resp.GetManifest()), Timing: timingOf(resp.GetTiming())}
+		a.Slept = &core.Slept{Manifest: manifestOf(resp.GetManifest()), Timing: timingOf(resp.GetTiming()), Gone: resp.GetMissing()}
 	}
 	e, out, aerr := l.settle(ctx, a)
 	switch {
@@ -259,16 +260,19 @@ func running(s *core.Session) (out []ids.Host) {
 	return out
 }
 
-// anyHost is the first host that holds a lease, if there is one.
-func (l *leader) anyHost() (out []ids.Host) {
+// anyHost is one host that holds a lease, if there is one: another one each
+// time, since the first may be of no use.
+func (l *leader) anyHost() []ids.Host {
+	var all []ids.Host
 	l.rep.View(func(st *core.State) {
 		for _, rec := range st.Hosts() {
-			if len(out) == 0 && l.leases.alive(rec.ID) {
-				out = append(out, rec.ID)
+			if l.leases.alive(rec.ID) {
+				all = append(all, rec.ID)
 			}
 		}
 	})
-	return out
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:min(len(all), 1)]
 }
 
 func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) error {

@@ -324,7 +324,9 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	}
 	ev := host.Sleep{Generation: r.ref.Generation, Epoch: r.ref.Epoch, Force: r.force, IdleSince: r.idleSince}
 	if !r.force || r.reason == sched.ReasonDrain { // else nothing is to be saved
-		ev.AtRest = a.atRest(host.Key{Session: r.ref.Session, Generation: r.ref.Generation}, r.ref.Epoch, r.parent)
+		k := host.Key{Session: r.ref.Session, Generation: r.ref.Generation}
+		ev.AtRest = a.atRest(k, r.ref.Epoch, r.parent)
+		ev.Missing = r.force && a.m.disks[k] == nil
 	}
 	if st := a.session(r.ref.Session).st; !(st.Slept && st.Generation == ev.Generation && st.Epoch == ev.Epoch) {
 		if err := a.check(); err != nil {
@@ -334,6 +336,10 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	out, err := a.act(t, c, r.ref.Session, ev, r)
 	if f, ok := err.(*fault); ok && f.kind == errkind.Busy && !f.since.IsZero() {
 		return sleepReply{busy: true, since: f.since}, nil
+	}
+	if is(err, errkind.NotFound) && ev.Missing {
+		a.w.cov.hit("save of a disk that was evicted")
+		return sleepReply{missing: true}, nil
 	}
 	if err == nil {
 		if _, ok := out.(sleepReply); !ok { // it never was awake, so that nothing was stored

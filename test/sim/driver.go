@@ -252,7 +252,7 @@ func (l *leader) stepSleep(t *task, c *ctx, lp *loop, s *sched.Session) error {
 		if r.busy {
 			a.Busy, a.BusySince = true, sched.At(r.since)
 		} else {
-			a.Slept = &sched.Slept{Manifest: r.manifest}
+			a.Slept = &sched.Slept{Manifest: r.manifest, Gone: r.missing}
 		}
 	}
 	out, ok, aerr := l.follow(t, c, a, cand(s))

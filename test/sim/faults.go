@@ -128,15 +128,12 @@ func (w *World) machineFault(kind string) bool {
 	return true
 }
 
-// evict makes room: it removes a local image of which all is saved. It spares those that scheduler takes
-// for unsaved though nothing was written to them, since a drain would never end for them.
+// evict makes room: it removes a local image of which all is saved, also where scheduler takes something
+// for unsaved though nothing was written.
 func (m *machine) evict() bool {
 	for _, k := range sortedDisks(m.disks) {
 		img := m.disks[k]
 		r := img.rec
-		if s := m.w.group.oracle.Session(k.Session); s != nil && s.Newest == m.id {
-			continue
-		}
 		if !img.attached && img.busy == nil && r.State == "clean" && r.Base != "" && !r.Ephemeral && r.Pending.ID == "" {
 			delete(m.disks, k)
 			m.w.say("%s evicts the disk of %s", m.id, short(k.Session))

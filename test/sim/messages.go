@@ -32,6 +32,7 @@ type (
 		force     bool
 	}
 	sleepReply struct {
+		missing  bool
 		busy     bool
 		since    time.Time
 		manifest sched.ManifestInfo

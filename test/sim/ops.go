@@ -287,7 +287,7 @@ func (a *agent) seal(t *task, c *ctx, key host.Key, o *operation, head string) (
 			return nil
 		}
 		if p := img.rec.Pending; p.ID != "" {
-			man.ID, man.Parent = p.ID, img.rec.Base
+			man.ID, man.Parent, man.TakenAt = p.ID, img.rec.Base, sched.At(p.TakenAt)
 			return a.commitPending(t, c, img, ref)
 		}
 		man, err = a.keep(t, c, img, ref, o.inv.tenant, true)
@@ -344,7 +344,7 @@ func (a *agent) keep(t *task, c *ctx, img *image, ref sched.Ref, tenant ids.Tena
 		return out, fail(errkind.StaleEpoch, "the disk has moved on")
 	}
 	img.rec.Pending = host.Pending{ID: m.id, Epoch: ref.Epoch, Sealed: sealed, TakenAt: m.at}
-	out = sched.ManifestInfo{ID: m.id, Parent: parent, ImageDigest: "sha256:image"}
+	out = sched.ManifestInfo{ID: m.id, Parent: parent, ImageDigest: "sha256:image", TakenAt: sched.At(m.at)}
 	return out, a.commitPending(t, c, img, ref)
 }
 
@@ -358,7 +358,8 @@ func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error 
 		if err := a.mayCommit(); err != nil { // also between two tries
 			return err
 		}
-		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image"}})
+		man := sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image", TakenAt: sched.At(p.TakenAt)}
+		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, man})
 		return err
 	})
 	switch {

@@ -122,6 +122,8 @@ type Sleep struct {
 	// AtRest: no compute needs to be left for there to be something to save. The disk of this generation
 	// is here, in nobody's use, and holds what is not saved.
 	AtRest bool
+	// Missing: it is to be saved, no compute needs to be left, and there is no disk of this generation here.
+	Missing bool
 	// Why is what streams end with; empty: it goes to sleep.
 	Why string
 }

@@ -125,11 +125,12 @@ func parse(t *testing.T, words []string) Event {
 	_, failed := args["failed"]
 	_, oom := args["oom"]
 	_, atRest := args["atrest"]
+	_, missing := args["missing"]
 	switch words[0] {
 	case "wake":
 		return Wake{g, e}
 	case "sleep":
-		return Sleep{Generation: g, Epoch: e, IdleSince: at("idle"), Force: force, AtRest: atRest, Why: args["why"]}
+		return Sleep{Generation: g, Epoch: e, IdleSince: at("idle"), Force: force, AtRest: atRest, Missing: missing, Why: args["why"]}
 	case "delete":
 		return Delete{g}
 	case "admit":
@@ -212,7 +213,7 @@ func drawEvent(t *rapid.T, running Op) Event {
 	e := ids.Epoch{Incarnation: 1, Index: rapid.Uint64Range(1, 4).Draw(t, "e")}
 	at := epoch0.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "at")) * time.Second)
 	kinds := []Event{Wake{g, e}, Sleep{Generation: g, Epoch: e, IdleSince: at}, Sleep{Generation: g, Epoch: e, Force: true},
-		Sleep{Generation: g, Epoch: e, AtRest: rapid.Bool().Draw(t, "at rest")},
+		Sleep{Generation: g, Epoch: e, AtRest: rapid.Bool().Draw(t, "at rest")}, Sleep{Generation: g, Epoch: e, Force: true, Missing: true},
 		Delete{g}, Admit{g, e, at}, Release{at}, Lost{Epoch: e}, Disown{}}
 	if running == OpSleep {
 		kinds = append(kinds, Stop{})

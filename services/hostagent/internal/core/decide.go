@@ -151,6 +151,8 @@ func sleep(s State, ev Sleep) (State, []Command, error) {
 		// Placed elsewhere meanwhile, or forgotten here: what this host has is the newest all the same.
 		next := State{Phase: Sleeping, Generation: ev.Generation, Epoch: ev.Epoch, Running: true, Spent: true, Stopping: true, LastActivity: s.LastActivity}
 		return next, []Command{Start{OpSleep}}, nil
+	case o >= 0 && ev.Missing && s.Phase == Absent && !s.Running && !(o == 0 && s.Slept):
+		return s, nil, refuse(errkind.NotFound, "this host has no disk of the session")
 	case o != 0:
 		return s, nil, stale(s, "the sleep", ev.Generation, ev.Epoch)
 	}

@@ -40,7 +40,7 @@ func (s *Store) Propose(sh *Shot, m Manifest, plain []byte) error {
 		return errs.Wrap(op, k.String(), err)
 	}
 	rec.Pending = Pending{
-		ID: m.ID, Epoch: sh.Epoch, Sealed: sh.Sealed, TakenAt: sh.TakenAt.UTC(), Allocated: m.Allocated, CrashConsistent: sh.CrashConsistent,
+		ID: m.ID, Epoch: sh.Epoch, Sealed: sh.Sealed, TakenAt: sh.TakenAt.Truncate(time.Millisecond).UTC(), Allocated: m.Allocated, CrashConsistent: sh.CrashConsistent,
 		Anew: sh.Anew,
 	}
 	if err := s.save(rec); err != nil {

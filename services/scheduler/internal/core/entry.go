@@ -169,6 +169,8 @@ type ManifestInfo struct {
 	ImageDigest string `json:"image,omitempty"`
 	// Snapshot whose content it brings back; empty: none.
 	RestoredFrom string `json:"restored_from,omitempty"`
+	// TakenAt is as of when the files are; 0: not known.
+	TakenAt Time `json:"taken,omitempty"`
 }
 
 // Restore has the next wake bring back an earlier snapshot; the head itself
@@ -187,6 +189,8 @@ type Slept struct {
 	Ref
 	Manifest ManifestInfo `json:"manifest,omitzero"`
 	Timing   Timing       `json:"timing,omitzero"`
+	// Gone: of a save, the host has no disk of it any more.
+	Gone bool `json:"gone,omitempty"`
 	// Until is how long a handoff that follows is tried.
 	Until      Time        `json:"until,omitempty"`
 	Candidates []Candidate `json:"candidates,omitempty"`
@@ -293,6 +297,8 @@ type Dropped struct {
 	Session    ids.SessionKey `json:"session"`
 	Generation ids.Generation `json:"generation"`
 	Host       ids.Host       `json:"host"`
+	// Epoch as of which it was stale; zero: not known.
+	Epoch ids.Epoch `json:"epoch,omitzero"`
 }
 
 // Cleared tells that a host has nothing running of an earlier epoch; see Left.

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"cmp"
+
 	"github.com/berth-dev/berth/schemas/errkind"
 )
 
@@ -82,7 +84,7 @@ func (x *tx) moveHead(s *Session, m ManifestInfo) *Outcome {
 	}
 	s.Manifest, s.Behind = m.ID, false
 	if x.v >= handoffSince {
-		s.SavedAt = x.now
+		s.SavedAt = cmp.Or(m.TakenAt, x.now)
 	}
 	if m.ImageDigest != "" {
 		s.ImageDigest = intern(x.s.in, m.ImageDigest)

@@ -194,7 +194,7 @@ type Session struct {
 	Restore *Rewind `json:"restore,omitempty"`
 	// Rewound: Manifest brought a snapshot of then back, and no wake has said so yet.
 	Rewound Time `json:"rewound,omitempty"`
-	// SavedAt is when the head moved.
+	// SavedAt is as of when the files of Manifest are.
 	SavedAt      Time      `json:"saved,omitempty"`
 	Actor        Actor     `json:"actor"`
 	Terms        *Terms    `json:"terms"` // never nil, never changed

@@ -212,7 +212,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		}
 		return Entry{Sleep: c}
 	case "slept":
-		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"]}, Until: m.at(a, "until"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
+		return Entry{Slept: &Slept{Ref: m.ref(a), Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], TakenAt: m.at(a, "taken")}, Gone: a.has("gone"), Until: m.at(a, "until"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "busy":
 		return Entry{SleepRefused: &SleepRefused{Ref: m.ref(a), BusySince: m.at(a, "since")}}
 	case "delete":
@@ -240,7 +240,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	case "exited":
 		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "manifest":
-		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Sealed: a["snapshot"] == "", Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"]}}}
+		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Sealed: a["snapshot"] == "", Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"], TakenAt: m.at(a, "taken")}}}
 	case "restore":
 		r := &Restore{Tenant: tenant(a), Session: a.keys()[0], Generation: m.ref(a).Generation, Head: a["head"], Snapshot: a["snapshot"], AsOf: m.at(a, "asof")}
 		if s := m.s.Session(a.keys()[0]); s != nil && !a.has("head") {

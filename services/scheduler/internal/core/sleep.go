@@ -202,7 +202,9 @@ func (x *tx) slept(c *Slept) Outcome {
 	return Outcome{Session: s}
 }
 
-// saved ends the save of a session at rest.
+// saved ends the save of a session at rest. A host that has nothing of it any
+// more had nothing that was not saved, or lost it: what there is, is the head,
+// and the next wake says as of when that is.
 func (x *tx) saved(s *Session, sl Sleep, c *Slept) Outcome {
 	t := tSaved
 	if sl.Pause {
@@ -210,7 +212,12 @@ func (x *tx) saved(s *Session, sl Sleep, c *Slept) Outcome {
 	}
 	x.quietly(s, t)
 	s.Sleep = nil
-	s.unsaved(c.Manifest.ID == "")
+	given := c.Gone && s.Manifest != ""
+	s.unsaved(c.Manifest.ID == "" && !given)
+	s.Behind = s.Behind || given
+	if given {
+		x.settle(s, VerbClose, failWith(errkind.Unsaved, "it sleeps, but its host has nothing of what was written since the last snapshot"))
+	}
 	x.settle(s, VerbClose, asIs)
 	if s.Wake != nil {
 		x.place(s, x.named(c.Candidates, c.Alive))

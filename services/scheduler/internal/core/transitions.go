@@ -137,9 +137,9 @@ var (
 	tSave = declare(Transition{Name: "save", From: states{Asleep, Paused, Failed}, Event: "save",
 		When: "something is unsaved and the host that has it holds a lease", To: Sleeping, Commands: commands{HostSleep}})
 	tSaved = declare(Transition{Name: "saved", From: states{Sleeping}, Event: "slept",
-		When: "it was at rest before, and the host saved what was unsaved", To: Asleep})
+		When: "it was at rest before, and the host saved what was unsaved, or has nothing of it", To: Asleep})
 	tSavedPaused = declare(Transition{Name: "saved", From: states{Sleeping}, Event: "slept",
-		When: "it was paused before, and the host saved what was unsaved", To: Paused})
+		When: "it was paused before, and the host saved what was unsaved, or has nothing of it", To: Paused})
 	tNotSaved = declare(Transition{Name: "not saved", From: states{Sleeping}, Event: "exited, host_lost",
 		When: "it was at rest before; its files stay where they are", To: Asleep})
 	tNotSavedPaused = declare(Transition{Name: "not saved", From: states{Sleeping}, Event: "exited, host_lost",

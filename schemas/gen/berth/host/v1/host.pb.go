@@ -301,11 +301,13 @@ func (x *SleepRequest) GetForce() bool {
 
 // SleepReply: no compute is left and this manifest is committed; or busy.
 type SleepReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Busy          bool                   `protobuf:"varint,1,opt,name=busy,proto3" json:"busy,omitempty"`
-	LastActivity  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_activity,json=lastActivity,proto3" json:"last_activity,omitempty"`
-	Manifest      *v1.Manifest           `protobuf:"bytes,3,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	Timing        *v1.Timing             `protobuf:"bytes,4,opt,name=timing,proto3" json:"timing,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Busy         bool                   `protobuf:"varint,1,opt,name=busy,proto3" json:"busy,omitempty"`
+	LastActivity *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_activity,json=lastActivity,proto3" json:"last_activity,omitempty"`
+	Manifest     *v1.Manifest           `protobuf:"bytes,3,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	Timing       *v1.Timing             `protobuf:"bytes,4,opt,name=timing,proto3" json:"timing,omitempty"`
+	// Asked to save what was left unsaved: there is no disk of the session here.
+	Missing       bool `protobuf:"varint,5,opt,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -366,6 +368,13 @@ func (x *SleepReply) GetTiming() *v1.Timing {
 		return x.Timing
 	}
 	return nil
+}
+
+func (x *SleepReply) GetMissing() bool {
+	if x != nil {
+		return x.Missing
+	}
+	return false
 }
 
 // DeleteRequest: remove compute and disk of a generation. Idempotent.
@@ -1692,13 +1701,14 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"idle_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tidleSince\x12\x16\n" +
 	"\x06parent\x18\x03 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05force\x18\x05 \x01(\bR\x05force\"\xc5\x01\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\"\xdf\x01\n" +
 	"\n" +
 	"SleepReply\x12\x12\n" +
 	"\x04busy\x18\x01 \x01(\bR\x04busy\x12?\n" +
 	"\rlast_activity\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\flastActivity\x123\n" +
 	"\bmanifest\x18\x03 \x01(\v2\x17.berth.core.v1.ManifestR\bmanifest\x12-\n" +
-	"\x06timing\x18\x04 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\"D\n" +
+	"\x06timing\x18\x04 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\x12\x18\n" +
+	"\amissing\x18\x05 \x01(\bR\amissing\"D\n" +
 	"\rDeleteRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\"'\n" +
 	"\vDeleteReply\x12\x18\n" +
