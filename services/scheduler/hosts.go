@@ -239,7 +239,7 @@ func (l *leader) report(ctx context.Context, r bus.Request, req *schedulerv1.Rep
 			e.Exited.Candidates = l.candidates(s, *s.Terms)
 		}
 	case "dropped":
-		e.Dropped = &core.Dropped{Session: ref.Session, Generation: ref.Generation, Host: r.Caller.Host}
+		e.Dropped = &core.Dropped{Session: ref.Session, Generation: ref.Generation, Epoch: ref.Epoch, Host: r.Caller.Host}
 	default:
 		return nil, errs.Errorf(op, errkind.Invalid, "%.40q cannot be reported; exited and dropped can", req.GetWhat())
 	}

@@ -59,3 +59,19 @@ func TestDrainEndsThoughTheHostOfUnsavedFilesIsAway(t *testing.T) {
 		t.Errorf("record: %v", rec)
 	}
 }
+
+// A delete for which any host will do does not wait for one that cannot.
+func TestAnyHostIsNotAlwaysTheSame(t *testing.T) {
+	w, l := newLedWorld(t, nil)
+	w.withHost(t, testHost, 0)
+	w.withHost(t, "h2", 0)
+	seen := map[string]bool{}
+	for range 1000 {
+		for _, h := range l.anyHost() {
+			seen[h.String()] = true
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("only %v", seen)
+	}
+}

@@ -65,3 +65,36 @@ func TestRemovedHostIsNotToldToBeDrained(t *testing.T) {
 		t.Errorf("told %v", told)
 	}
 }
+
+// A host tells that it removed a stale disk, and the word comes late: meanwhile
+// the session was placed there again and went away again. The host has a disk
+// once more, which must be erased with the session.
+func TestLateWordOfADroppedDiskForgetsNoNewOne(t *testing.T) {
+	c := newCell(t)
+	c.join("h2")
+	c.asleep("sa")
+	wakeOn := func(h, req string) {
+		c.apply(Entry{Move: &Move{Session: "sa", Generation: c.ref("sa").Generation, Host: c.s.Session("sa").Host}})
+		c.openIn("sa", req, Terms{}, ids.Host(h))
+		c.woke("sa", corev1.Origin_ORIGIN_RESUMED)
+	}
+	sleep := func() {
+		s := c.s.Session("sa")
+		c.apply(Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: []ids.SessionKey{"sa"}, Reason: "close"}})
+		c.apply(Entry{Slept: &Slept{Ref: c.ref("sa"), Manifest: ManifestInfo{ID: s.Manifest + "x", Parent: s.Manifest}}})
+	}
+	wakeOn("h2", "r2") // the disk of h1 is stale as of now
+	late := Dropped{Session: "sa", Generation: c.ref("sa").Generation, Host: "h1", Epoch: c.ref("sa").Epoch}
+	sleep()
+	wakeOn("h1", "r3")
+	sleep()
+	wakeOn("h2", "r4")
+	c.refused(c.apply(Entry{Dropped: &late}), errkind.StaleEpoch)
+	if s := c.s.Session("sa"); !slices.Contains(s.Holders, "h1") {
+		t.Errorf("holders %v", s.Holders)
+	}
+	late.Epoch = c.ref("sa").Epoch
+	if out := c.apply(Entry{Dropped: &late}); out.Refused != nil || slices.Contains(c.s.Session("sa").Holders, "h1") {
+		t.Errorf("%+v, holders %v", out.Refused, c.s.Session("sa").Holders)
+	}
+}

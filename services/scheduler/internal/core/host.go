@@ -228,6 +228,8 @@ func (x *tx) dropped(c *Dropped) Outcome {
 	switch {
 	case old == nil || old.Generation != c.Generation:
 		return refuse(errkind.StaleEpoch, "session %s is not at generation %s", c.Session, c.Generation)
+	case !c.Epoch.IsZero() && c.Epoch != old.Epoch: // it may have been placed there again since
+		return refuse(errkind.StaleEpoch, "session %s is at epoch %s, not %s", c.Session, old.Epoch, c.Epoch)
 	case old.Host == c.Host || old.Newest == c.Host:
 		return refuse(errkind.Conflict, "host %s has what is newest of session %s", c.Host, c.Session)
 	case !slices.Contains(old.Holders, c.Host):
