@@ -16,7 +16,7 @@ import (
 const (
 	isolatedEvery = 250 * time.Millisecond
 	// isolatedAgain is how often an isolated node sends away who came to it.
-	isolatedAgain = 15 * time.Second
+	isolatedAgain = 5 * time.Second
 )
 
 // watchRoutes sends clients away while fewer than a majority of the nodes are
