@@ -207,14 +207,20 @@ func (f *folder) Delete(ctx context.Context, key string, o *driver.DeleteOptions
 	if err := f.Driver.Delete(ctx, key, o); err != nil {
 		return err
 	}
-	dir := filepath.Dir(filepath.Join(f.root, filepath.FromSlash(key)))
-	for dir != f.root && strings.HasPrefix(dir, f.root) && os.Remove(dir) == nil {
-		dir = filepath.Dir(dir)
-	}
+	dir := f.prune(filepath.Dir(filepath.Join(f.root, filepath.FromSlash(key))))
 	return syncUp(dir, dir)
 }
 
-// tidy removes temporary files that are older than a time.
+// prune removes a folder and those above it that are empty, and returns the first that is not.
+func (f *folder) prune(dir string) string {
+	for dir != f.root && strings.HasPrefix(dir, f.root) && os.Remove(dir) == nil {
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
+// tidy removes temporary files that are older than a time, and the folders
+// that nothing else is in: an object of theirs may be deleted already.
 func (f *folder) tidy(ctx context.Context, older time.Duration) (n int, err error) {
 	err = filepath.WalkDir(f.root, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -225,6 +231,7 @@ func (f *folder) tidy(ctx context.Context, older time.Duration) (n int, err erro
 		}
 		if info, err := d.Info(); err == nil && time.Since(info.ModTime()) >= older && os.Remove(path) == nil {
 			n++
+			f.prune(filepath.Dir(path))
 		}
 		return ctx.Err()
 	})

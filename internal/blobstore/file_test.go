@@ -37,6 +37,9 @@ func TestTemporaryFilesAreNoObjects(t *testing.T) {
 	if n, err := Tidy(ctx, b, 0); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("the folders of what was left are still there: %v", left)
+	}
 }
 
 // The names of folders are names of sessions: the last object takes them

@@ -2,9 +2,11 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
@@ -33,13 +35,20 @@ func (r *run) inventories() (left []string) {
 	return left
 }
 
+// unfinished is a file of a writer that was killed: it counts as nothing, and is removed within hours
+// (blobstore.Tidy), when no writer can be at it any more.
+var unfinished = regexp.MustCompile(`\.[0-9a-f]{12,16}\.tmp$`)
+
 // objects are the files of the store, when it is a folder, that belong to a session of this run.
 func (r *run) objects() (left []string) {
 	if r.store == "" {
 		return nil
 	}
 	err := filepath.WalkDir(r.store, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
+		if errors.Is(err, fs.ErrNotExist) { // deleted while it was looked for
+			return nil
+		}
+		if err != nil || e.IsDir() || unfinished.MatchString(path) {
 			return err
 		}
 		for _, w := range r.workers {
