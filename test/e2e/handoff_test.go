@@ -111,7 +111,7 @@ func (u *user) beats() *sdk.Process {
 	return p
 }
 
-// handedOver waits for the session to be awake elsewhere and reads the event.
+// handedOver waits for the session to be awake again, from a host if it is known, and reads the event.
 func (u *user) handedOver(from string) *schedulerv1.Active {
 	u.t.Helper()
 	var a *schedulerv1.Active
@@ -122,7 +122,7 @@ func (u *user) handedOver(from string) *schedulerv1.Active {
 		}
 		return fmt.Errorf("no handoff was told; the events are %v", u.heard.names())
 	})
-	if a.GetFromHost() != from {
+	if from != "" && a.GetHost() != from && a.GetFromHost() != from {
 		u.t.Errorf("handed over from %q, it was on %s", a.GetFromHost(), from)
 	}
 	return a
@@ -308,7 +308,7 @@ func shortCut(t *testing.T, e *testenv.Env) {
 	from, epoch := e.HostOf(u.s.Key()), u.s.Epoch()
 	p := u.beats()
 	e.Cut(from, "*")
-	time.Sleep(3 * time.Second)
+	time.Sleep(time.Second) // its last renewal may be 3 s old, and it needs time to connect again
 	e.Heal(from, "*")
 	if got := sh(t, u.s, "a=$(wc -l < /root/beats); sleep 1; b=$(wc -l < /root/beats); test $b -gt $a && echo goes on"); got != "goes on" {
 		t.Error("what ran before does not go on")
@@ -409,8 +409,9 @@ func removed(t *testing.T, e *testenv.Env) {
 		t.Errorf("a host that alone has files is removed: %v\n%s", err, out)
 	}
 	cli(t, e, "host", "remove", host, "--yes", "--lose-unsaved")
+	e.Member(host).Gone()
 	again()
-	saved.handedOver(host)
+	saved.handedOver("") // the host is known to nobody any more
 	s := open(t, saved.c, sdk.OpenOptions{})
 	if got := content(t, s, "/root/saved"); got != "kept" {
 		t.Errorf("saved says %q", got)

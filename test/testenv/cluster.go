@@ -134,6 +134,9 @@ func (m Member) Crash() {
 	m.e.clear(info.Dir, info.Marks)
 }
 
+// Gone says that a host that was crashed is not started any more at the end: it was removed.
+func (m Member) Gone() { m.e.gone[m.Name] = true }
+
 // KillContainerd ends the private containerd of a host; its hostagent starts it again.
 func (m Member) KillContainerd() {
 	m.e.t.Helper()
@@ -209,7 +212,7 @@ func (e *Env) undo() {
 	}
 	for _, m := range all {
 		verb := map[string]string{control.Paused: control.Resume, control.Held: control.Restart}[m.State]
-		if verb == "" {
+		if verb == "" || e.gone[m.Name] {
 			continue
 		}
 		if _, err := c.Act(ctx, control.Act{Name: m.Name, Verb: verb}); err != nil {

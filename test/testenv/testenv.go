@@ -38,6 +38,8 @@ type Env struct {
 	Many bool
 	// marks of this installation, kept after its process has ended.
 	marks []string
+	// gone are members that were removed for good.
+	gone map[string]bool
 	*upproc.Process
 }
 
@@ -67,7 +69,7 @@ func Prepare(t *testing.T, args ...string) *Env {
 		t.Fatal(err)
 	}
 	args = append([]string{"--image-store", imageStore()}, args...)
-	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}}
+	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}, gone: map[string]bool{}}
 	t.Cleanup(func() {
 		e.Down()
 		if left := residue.Take().About(e.marks...); !left.Empty() {
