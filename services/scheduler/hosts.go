@@ -45,6 +45,9 @@ func (l *leader) join(ctx context.Context, r bus.Request, req *schedulerv1.JoinR
 	if err := checkJoin(req); err != nil {
 		return nil, errs.Wrap(op, h.String(), err)
 	}
+	if err := l.mayJoin(ctx, h); err != nil {
+		return nil, errs.Wrap(op, h.String(), err)
+	}
 	if req.GetAfter() == "" {
 		if err := l.joins(ctx, h, req); err != nil {
 			return nil, err
@@ -67,7 +70,7 @@ func (l *leader) joins(ctx context.Context, h ids.Host, req *schedulerv1.JoinReq
 	l.leases.say(h, req.GetBoot(), req.GetLoad())
 	out, err := l.apply(ctx, core.Entry{Join: &core.Host{ID: h, Boot: req.GetBoot(), Key: req.GetHostKey(), Tiers: req.GetTiers(),
 		Capacity: limitsOf(req.GetCapacity()), Zone: req.GetZone(), Labels: req.GetLabels(),
-		CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
+		Lease: l.cfg.Lease, CPUPercent: l.cfg.CPUPercent, PIDsPercent: l.cfg.PIDsPercent, DiskPercent: l.cfg.DiskPercent}})
 	if err != nil {
 		return errs.Wrap(op, h.String(), err)
 	}
@@ -84,6 +87,20 @@ func (l *leader) joins(ctx context.Context, h ids.Host, req *schedulerv1.JoinReq
 	return nil
 }
 
+// mayJoin refuses a host that was removed before its join becomes an entry of
+// the log: it may ask for as long as it runs.
+func (l *leader) mayJoin(ctx context.Context, h ids.Host) error {
+	gone := false
+	l.rep.View(func(st *core.State) { gone = st.Removed(h) })
+	if !gone {
+		return nil
+	}
+	if err := l.rep.Verify(ctx); err != nil {
+		return err
+	}
+	return errs.Errorf("check host", errkind.Denied, "host %s was removed from the cell; it may join under another id", h)
+}
+
 func checkJoin(req *schedulerv1.JoinRequest) error {
 	switch {
 	case !ids.IsToken(req.GetBoot()):
@@ -95,9 +112,12 @@ func checkJoin(req *schedulerv1.JoinRequest) error {
 	case req.GetCapacity().GetMemoryBytes() == 0:
 		return errs.E("read request", errkind.Invalid, "", "the host has no memory to give")
 	}
+	if z := req.GetZone(); z != "" && !ids.IsToken(z) {
+		return errs.Errorf("read request", errkind.Invalid, "the zone is %.40q; it must be one token of a-z, 0-9, _ and -, as plans name it", z)
+	}
 	for k, v := range req.GetLabels() {
-		if len(k) > 63 || len(v) > 255 {
-			return errs.E("read request", errkind.TooLarge, "", "a label is too long")
+		if !ids.IsToken(k) || v != "" && !ids.IsToken(v) {
+			return errs.Errorf("read request", errkind.Invalid, "the label %.40q=%.40q must be made of tokens of a-z, 0-9, _ and -", k, v)
 		}
 	}
 	return nil
@@ -158,9 +178,13 @@ func (l *leader) lease(ctx context.Context, r bus.Request, req *schedulerv1.Leas
 		return nil, errs.Wrap(op, h.String(), err)
 	}
 	lost := true // also when the loss was recorded while the host joined again
+	term := l.cfg.Lease
 	l.rep.View(func(st *core.State) {
 		if rec := st.Host(h); rec != nil {
 			lost = rec.Lost || rec.Boot != req.GetBoot()
+			if rec.Lease > 0 { // a longer one is recorded by the next join, before it is given
+				term = min(term, rec.Lease)
+			}
 		}
 	})
 	if lost || !l.leases.renew(h, req.GetBoot()) {
@@ -170,7 +194,7 @@ func (l *leader) lease(ctx context.Context, r bus.Request, req *schedulerv1.Leas
 	if l.leases.say(h, req.GetBoot(), req.GetLoad()) {
 		l.queue.room()
 	}
-	return &schedulerv1.LeaseReply{Lease: durationpb.New(l.cfg.Lease)}, nil
+	return &schedulerv1.LeaseReply{Lease: durationpb.New(term)}, nil
 }
 
 // commitManifest moves the head of a session that the calling host owns.

@@ -75,7 +75,7 @@ func (l *leader) run(ctx context.Context) error {
 	l.rep.View(func(s *core.State) {
 		for _, h := range s.Hosts() {
 			if !h.Lost {
-				l.leases.grant(h.ID, h.Boot)
+				l.leases.inherit(h.ID, h.Boot, max(h.Lease-l.cfg.Lease, 0))
 			}
 		}
 	})

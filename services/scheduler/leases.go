@@ -70,7 +70,19 @@ func (l *leases) turn(h ids.Host) *sync.Mutex {
 	return &l.turns[f.Sum32()%uint32(len(l.turns))]
 }
 
-// grant reports whether the lease went to a boot that did not hold it.
+// inherit counts the lease that an earlier leader may have granted, which may
+// have been a longer one than this one grants.
+func (l *leases) inherit(h ids.Host, boot string, longer time.Duration) {
+	l.grant(h, boot)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur := l.held[h]
+	cur.until = cur.until.Add(longer)
+	l.held[h] = cur
+}
+
+// grant reports whether the lease went to a boot that did not hold it. It never
+// takes time from one that does.
 func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +94,7 @@ func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
 		cur = lease{boot: boot}
 		cur.held, cur.end = context.WithCancel(context.Background())
 	}
-	cur.until = time.Now().Add(l.term)
+	cur.until = later(cur.until, time.Now().Add(l.term))
 	l.held[h] = cur
 	return fresh
 }
@@ -95,9 +107,16 @@ func (l *leases) renew(h ids.Host, boot string) bool {
 	if !ok || cur.boot != boot || time.Now().After(cur.until) {
 		return false
 	}
-	cur.until = time.Now().Add(l.term)
+	cur.until = later(cur.until, time.Now().Add(l.term))
 	l.held[h] = cur
 	return true
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // say keeps what a host says of itself. It reports whether the host is well

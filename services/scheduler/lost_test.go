@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 )
 
 // newLedWorld is a world and its leader.
@@ -63,4 +65,53 @@ func TestHostIsLostThoughANewBootDidNotGetIn(t *testing.T) {
 	h.lease()
 	l.leases.grant(testHost, "b2")
 	w.until("the host is lost", func() bool { return w.hostRecord("h1").GetLost() })
+}
+
+// The leases of a fleet are made shorter, and the next leader gives such ones. A
+// host that it never hears from may still act on a longer one, which a leader
+// before gave it: its sessions are not given away before that is over.
+func TestShorterLeaseDoesNotEndALongerOne(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = 6*time.Second, 0 })
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	if rec := w.hostRecord("h1"); rec.GetLeaseLeft().AsDuration() > 6*time.Second {
+		t.Errorf("left: %s", rec.GetLeaseLeft().AsDuration())
+	}
+	w.cfg.Lease = time.Second
+	w.restart()
+	began := time.Now()
+	if left := w.hostRecord("h1").GetLeaseLeft().AsDuration(); left < 4*time.Second {
+		t.Errorf("the new leader gives the host's sessions away in %s", left)
+	}
+	if rec := w.hostRecord("h1"); rec.GetLost() || time.Since(began) > 4*time.Second {
+		t.Errorf("host: %v", rec)
+	}
+	h.boot = "b2" // a new boot has only what it is given now
+	if lease := h.join(t).GetLease().AsDuration(); lease != time.Second {
+		t.Errorf("lease: %s", lease)
+	}
+	if left := w.hostRecord("h1").GetLeaseLeft().AsDuration(); left > time.Second {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// Leases are made longer: a renewal gives none that is not in the log, since the
+// next leader may give shorter ones again.
+func TestLongerLeaseIsGivenOnceItIsRecorded(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Lease = 5 * time.Second })
+	h := newFakeHost(t, w, "b1")
+	h.join(t)
+	w.cfg.Lease = 20 * time.Second
+	w.restart()
+	renew := func() time.Duration {
+		return must[*schedulerv1.LeaseReply](t)(bus.Invoke[*schedulerv1.LeaseReply](bustest.Context(t), h.conn, "scheduler", "lease",
+			&schedulerv1.LeaseRequest{Host: "h1", Boot: "b1"})).GetLease().AsDuration()
+	}
+	if got := renew(); got != 5*time.Second {
+		t.Errorf("before the join: %s", got)
+	}
+	h.join(t)
+	if got := renew(); got != 20*time.Second {
+		t.Errorf("after the join: %s", got)
+	}
 }

@@ -24,6 +24,9 @@ func (x *tx) join(h *Host) Outcome {
 	n.Lost = false
 	if old != nil {
 		n.Draining, n.DrainDeadline, n.Drained = old.Draining, old.DrainDeadline, old.Drained
+		if old.Boot == n.Boot && !old.Lost {
+			n.Lease = max(n.Lease, old.Lease)
+		}
 	}
 	r := x.s.setHost(&n)
 	if old == nil || old.Boot != h.Boot || old.Lost {

@@ -267,6 +267,9 @@ type Host struct {
 	Labels   map[string]string `json:"labels,omitempty"`
 	Draining bool              `json:"draining,omitempty"`
 	Lost     bool              `json:"lost,omitempty"`
+	// Lease is the longest term that this boot may have been given since it was
+	// lost last; 0: not known. A leader that gives shorter ones waits for it.
+	Lease time.Duration `json:"lease,omitempty"`
 	// CPU may be promised this many percent; memory never more than there is.
 	CPUPercent uint32 `json:"cpu_percent,omitempty"`
 	// Likewise processes and disk space; 0: they are not counted.
