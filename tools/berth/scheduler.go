@@ -31,7 +31,8 @@ func (c *schedulerJoinCmd) Run(a *app) error {
 	if err := replica(c.ID); err != nil {
 		return err
 	}
-	if host, port, err := net.SplitHostPort(c.Addr); err != nil || host == "" || port == "" || port == "0" {
+	host, port, err := net.SplitHostPort(c.Addr)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || host == "" || n == 0 {
 		return usage("%.80q is no address; write it as HOST:PORT", c.Addr)
 	}
 	return a.peers("add_peer", &schedulerv1.AddPeerRequest{Id: c.ID, Addr: c.Addr})

@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"time"
@@ -121,7 +122,8 @@ func (r *Replica) voters() (out []raft.ServerID) {
 // AddPeer makes a running replica, which was started with Join, a member. It
 // has no vote until it has caught up, so that a replica which does not answer
 // takes no majority away; then it is forgotten again. Only at the leader;
-// adding a member again is no error, and a new address for one is taken over.
+// adding a member again is no error, and a new address for one is taken over
+// once it answers there.
 func (r *Replica) AddPeer(ctx context.Context, id, addr string) error {
 	const op = "add replica"
 	if !ids.IsToken(id) {
@@ -156,13 +158,31 @@ func (r *Replica) AddPeer(ctx context.Context, id, addr string) error {
 	if !member && len(servers) >= maxPeers {
 		return errs.Errorf(op, errkind.Quota, "the group has %d replicas already; more make it slower, not safer", len(servers))
 	}
-	if !member {
-		if index, err = r.admit(ctx, id, addr, index); err != nil {
-			return errs.Wrap(op, id, err)
-		}
+	if member {
+		err = r.isAt(ctx, id, addr)
+	} else {
+		index, err = r.admit(ctx, id, addr, index)
+	}
+	if err != nil {
+		return errs.Wrap(op, id, err)
 	}
 	f := r.raft.AddVoter(raft.ServerID(id), raft.ServerAddress(addr), index, changeTime)
 	return r.failed(op, await(ctx, f.Error))
+}
+
+// isAt returns nil if a member answers at an address: a wrong one would take
+// its vote away, and nothing would say so before the next replica is lost.
+func (r *Replica) isAt(ctx context.Context, id, addr string) error {
+	if id == r.cfg.ID { // it does not call itself; a leader corrects its own address
+		return errs.Errorf("move a replica", errkind.Refused, "replica %s leads and knows its address itself: %s", id, r.link.addr)
+	}
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	c, err := r.link.dial(ctx, addr, hello{ID: r.cfg.ID, Want: id, Folder: r.link.pins.own})
+	if err != nil {
+		return errs.E("move a replica", errkind.Unavailable, id, fmt.Errorf("it does not answer at %s; its address stays what it is: %w", addr, err))
+	}
+	return c.Close()
 }
 
 // admit has a new replica catch up without a vote, or forgets it.
