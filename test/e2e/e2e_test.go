@@ -130,10 +130,14 @@ func computeRemovedIsNoticed(t *testing.T, e *testenv.Env) {
 	if late := time.Since(killed); late > 5*time.Second {
 		t.Errorf("noticed after %s", late)
 	}
-	s = open(t, c, sdk.OpenOptions{Template: "container"})
-	if got := sh(t, s, "cat /root/f"); got != "precious" {
-		t.Errorf("the file says %q", got)
-	}
+	eventually(t, 20*time.Second, func() error { // the event may be there before scheduler knows
+		s = open(t, c, sdk.OpenOptions{Template: "container"})
+		got, err := s.Output(t.Context(), "cat", "/root/f")
+		if err == nil && string(got) != "precious\n" {
+			t.Errorf("the file says %q", got)
+		}
+		return err
+	})
 }
 
 // TestOneOpenIsOneTrace reads the spans of every service that took part.

@@ -134,8 +134,36 @@ func (m Member) Crash() {
 	m.e.clear(info.Dir, info.Marks)
 }
 
-// Gone says that a host that was crashed is not started any more at the end: it was removed.
-func (m Member) Gone() { m.e.gone[m.Name] = true }
+// Gone says that a host that was crashed is not started any more at the end, for it was removed; so
+// what its next start would clean is cleaned here.
+func (m Member) Gone() {
+	m.e.t.Helper()
+	m.e.gone[m.Name] = true
+	for _, mark := range m.Show().Marks {
+		var err error
+		switch {
+		case strings.HasPrefix(mark, "/run/berth/"):
+			err = os.RemoveAll(mark)
+		case !strings.Contains(mark, "/"):
+			tops, _ := filepath.Glob("/sys/fs/cgroup/*/" + mark)
+			for _, top := range tops {
+				err = errors.Join(err, removeTree(top))
+			}
+		}
+		if err != nil {
+			m.e.t.Errorf("remove the cgroups of %s: %v", m.Name, err)
+		}
+	}
+}
+
+// removeTree removes a cgroup and those below it, which nobody is in.
+func removeTree(dir string) (err error) {
+	below, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
+	for _, file := range below {
+		err = errors.Join(err, removeTree(filepath.Dir(file)))
+	}
+	return errors.Join(err, os.Remove(dir))
+}
 
 // KillContainerd ends the private containerd of a host; its hostagent starts it again.
 func (m Member) KillContainerd() {
