@@ -257,7 +257,7 @@ func (l *leader) mayRemove(ctx context.Context, h ids.Host) (undo func(), err er
 		return undo, nil
 	case alive:
 		undo()
-		return undo, errs.Errorf("remove host", errkind.Conflict, "it holds a lease and has %d sessions; drain it first", on)
+		return undo, errs.Errorf("remove host", errkind.Conflict, "it holds a lease and has %s; drain it first", core.Count(on, "session"))
 	}
 	return undo, errs.E("remove host", errkind.Busy, "", "its lease has just run out; ask again in a moment")
 }

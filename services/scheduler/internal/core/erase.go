@@ -51,6 +51,27 @@ func (x *tx) erased(t *Tombstone, c *Removed) bool {
 	return true
 }
 
+// passErasure adds another host to those that erase a generation, unless there
+// is one beside e's already, or none that holds a lease.
+func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
+	t := x.s.tombs[key]
+	if slices.ContainsFunc(t.Erase, func(v Erasure) bool { return v.Generation == e.Generation && v.Host != e.Host }) {
+		return
+	}
+	for _, r := range x.s.order {
+		if r.id == e.Host || r.h.Lost {
+			continue
+		}
+		n := *t
+		e.Host = r.id
+		n.Erase = append(slices.Clone(t.Erase), e)
+		for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
+			x.s.tombs[k] = &n
+		}
+		return
+	}
+}
+
 // settleErase forgets a generation once all its hosts have confirmed.
 func (x *tx) settleErase(t *Tombstone, g ids.Generation) {
 	var mine, rest []Erasure

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -67,9 +68,9 @@ func (x *tx) removeHost(c *RemoveHost) Outcome {
 	case r == nil || r.h == nil:
 		return refuse(errkind.NotFound, "host %s never joined", c.Host)
 	case !r.h.Lost && !r.empty():
-		return refuse(errkind.Conflict, "host %s holds a lease and has %d sessions; drain it first", c.Host, max(r.u.Sessions, r.u.Unsaved, r.u.Held))
+		return refuse(errkind.Conflict, "host %s holds a lease and has %s; drain it first", c.Host, Count(max(r.u.Sessions, r.u.Unsaved, r.u.Held), "session"))
 	case r.u.Unsaved > 0 && !c.LoseUnsaved:
-		return refuse(errkind.Conflict, "the newest files of %d sessions are on host %s alone: bring it back, or say that they may be lost", r.u.Unsaved, c.Host)
+		return refuse(errkind.Conflict, "the newest files of %s are on host %s alone: bring it back, or say that they may be lost", Count(r.u.Unsaved, "session"), c.Host)
 	}
 	var out Outcome
 	for _, s := range x.s.where(func(s *Session) bool { return s.names(c.Host) }) {
@@ -127,7 +128,9 @@ func (x *tx) without(s *Session, h ids.Host, out *Outcome) {
 	x.put(s)
 }
 
-// forgetErasures counts a removed host as having erased what it had.
+// forgetErasures counts a removed host as having erased what it had. Where no
+// other host cleans the store of the generation, the first that holds a lease is
+// asked to: it was this one's to do.
 func (x *tx) forgetErasures(h ids.Host) {
 	var hit []*Tombstone
 	for k, t := range x.s.tombs {
@@ -141,6 +144,7 @@ func (x *tx) forgetErasures(h ids.Host) {
 		for _, e := range t.Erase {
 			if e.Host == h && !e.Done && !gens[e.Ref(t)] {
 				gens[e.Ref(t)] = true
+				x.passErasure(t.Key, e)
 				x.erased(x.s.tombs[t.Key], &Removed{Ref: e.Ref(t), Erased: true, Hosts: []ids.Host{h}})
 			}
 		}
@@ -149,3 +153,11 @@ func (x *tx) forgetErasures(h ids.Host) {
 
 // Removed reports whether a host was taken out of the cell for good.
 func (s *State) Removed(h ids.Host) bool { return s.gone[h] != nil }
+
+// Count is a number of things in words.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

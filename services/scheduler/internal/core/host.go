@@ -57,6 +57,9 @@ func (x *tx) returns(r *hostRec) {
 
 func (x *tx) drain(d *Drain) Outcome {
 	old := x.s.Host(d.Host)
+	if x.s.gone[d.Host] != nil {
+		return refuse(errkind.NotFound, "host %s was removed from the cell", d.Host)
+	}
 	if old == nil {
 		return refuse(errkind.NotFound, "host %s never joined", d.Host)
 	}
