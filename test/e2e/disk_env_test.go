@@ -22,15 +22,14 @@ import (
 
 // diskTerms are how the tests of disks run berth up: small disks, in tier container if nothing else is asked for.
 type diskTerms struct {
-	Template string        // of the plan; empty: container
-	CPU      uint64        // thousandths of a core of each session
-	Store    string        // empty: nats://
-	Disk     uint64        // bytes of each disk
-	Every    time.Duration // between snapshots while awake; 0: only at checkpoints and sleep
-	Idle     time.Duration
-	Pool     uint64 // bytes; 0: as large as the file system
-	Reserve  uint64
-	Evict    int
+	CPU     uint64        // thousandths of a core of each session
+	Store   string        // empty: nats://
+	Disk    uint64        // bytes of each disk
+	Every   time.Duration // between snapshots while awake; 0: only at checkpoints and sleep
+	Idle    time.Duration
+	Pool    uint64 // bytes; 0: as large as the file system
+	Reserve uint64
+	Evict   int
 }
 
 var diskConfig = template.Must(template.New("").Parse(`lifecycle:
@@ -39,7 +38,7 @@ var diskConfig = template.Must(template.New("").Parse(`lifecycle:
       default: {image: default, tier: gvisor, limits: {cpu_millis: {{.CPU}}, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
       container: {image: default, tier: container, limits: {cpu_millis: {{.CPU}}, memory_bytes: 536870912, pids: 256, disk_bytes: {{.Disk}}}}
     plans:
-      default: {template: {{.Template}}, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
+      default: {template: container, idle: {{.Idle}}, retention: 720h, snapshots: {every: {{.Every}}}}
 host:
   disk: {store: "{{.Store}}", pool_bytes: {{.Pool}}, reserve: {{.Reserve}}, evict_above: {{.Evict}}, ready: 1}
 `))
@@ -53,9 +52,6 @@ func diskEnv(t *testing.T, d diskTerms) *testenv.Env {
 // diskFile is a configuration with these terms; what is zero has a default for tests.
 func diskFile(t *testing.T, d diskTerms) string {
 	t.Helper()
-	if d.Template == "" {
-		d.Template = "container"
-	}
 	if d.Store == "" {
 		d.Store = "nats://"
 	}

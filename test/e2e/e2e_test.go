@@ -77,7 +77,7 @@ func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 func TestThePlaceSaysWhatItIs(t *testing.T) { placeSaysWhatItIs(t, testenv.Start(t)) }
 
 func placeSaysWhatItIs(t *testing.T, e *testenv.Env) {
-	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
+	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Template: "default"})
 	var place struct {
 		Tier, Network string
 	}

@@ -12,13 +12,13 @@ import (
 )
 
 // fewCPU is so little that each of three hosts on a machine of two cores takes several sessions.
-const fewCPU = 300
+const fewCPU = 600
 
 // TestTheSameScenariosInManyProcesses runs on one cluster, one after the other, the scenarios that the
 // other tests of this folder run in one process each. Why one of them is not run says its skip.
 func TestTheSameScenariosInManyProcesses(t *testing.T) {
 	_, url := fileStore(t)
-	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url, CPU: fewCPU, Template: "default"}))
+	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url, CPU: fewCPU}))
 	for _, s := range []struct {
 		name string
 		run  func(*testing.T, *testenv.Env)
