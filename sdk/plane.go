@@ -50,7 +50,7 @@ func (s *Session) sign(op *boxv1.Operation, access access, deliver string) (open
 
 // open starts a stream, or gets the result of a short operation (then the
 // stream is nil). repeatable says that the operation may be sent again after
-// a time-out without harm.
+// a time-out, or a connection that was lost under way, without harm.
 func (s *Session) open(ctx context.Context, name string, op *boxv1.Operation, repeatable bool) (*stream, *boxv1.Result, error) {
 	if err := s.alive(); err != nil {
 		return nil, nil, wrap(name, err)
@@ -80,7 +80,8 @@ func (s *Session) open(ctx context.Context, name string, op *boxv1.Operation, re
 				}
 			}
 		case kind == errkind.Unavailable && isAnswer(err):
-		case kind == errkind.Deadline && !isAnswer(err) && repeatable:
+		case (kind == errkind.Deadline || errors.Is(err, nats.ErrDisconnected)) && !isAnswer(err) && repeatable:
+			// no answer came, or the connection went before one could
 		default:
 			return nil, nil, wrap(name, err)
 		}
