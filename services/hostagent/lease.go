@@ -174,18 +174,33 @@ func (l *lease) check() error {
 		"this host had no lease for a while and finds out first what it still owns")
 }
 
-// wait waits until the host may act, but not for a lease: only for the comparison after one was lost.
+// leaseWait is how long a wake waits for a lease. Whoever asks for one can reach this host and leads, so
+// that a renewal is most likely on its way: after a change of leader the new one takes every host for
+// alive, and some may have frozen a moment ago.
+const leaseWait = 3 * time.Second
+
+// wait waits until the host may act: for the comparison after a lease was lost as long as ctx, for a
+// lease leaseWait.
 func (l *lease) wait(ctx context.Context) error {
+	var enough <-chan time.Time
 	for {
 		l.mu.Lock()
 		l.noticed()
 		again, settled, has := l.again, l.settled, l.now() < l.end()
 		l.mu.Unlock()
-		if settled || !has {
+		if settled {
 			return l.check()
+		}
+		if !has && enough == nil {
+			enough = time.After(leaseWait)
 		}
 		select {
 		case <-again:
+		case <-enough:
+			if l.left() <= 0 {
+				return l.check()
+			}
+			enough = nil // it has one again and compares
 		case <-ctx.Done():
 			return l.check()
 		}

@@ -3,6 +3,7 @@ package hostagent
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,5 +154,38 @@ func TestASkewedClockStopsInTime(t *testing.T) {
 	l.granted(now-time.Second, leaseTerm)
 	if l.check() == nil {
 		t.Error("it acts before it knows what it owns")
+	}
+}
+
+// A leader that is new takes every host for alive. What it asks of one whose lease ran out a moment
+// ago was refused at once, on host after host, and the session failed.
+func TestAWakeWaitsForTheLeaseThatIsOnItsWay(t *testing.T) {
+	var now atomic.Int64
+	now.Store(int64(100 * time.Second))
+	l := newLease(2*time.Second, true)
+	l.now = func() time.Duration { return time.Duration(now.Load()) }
+	n := l.asking()
+	l.granted(l.now(), leaseTerm)
+	l.settle(n)
+	now.Add(int64(8 * time.Second))
+	if l.check() == nil {
+		t.Fatal("it may act")
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- l.wait(context.Background()) }()
+	select {
+	case err := <-waited:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond): // less than leaseWait
+	}
+	n = l.asking()
+	l.granted(l.now(), leaseTerm)
+	l.settle(n)
+	if err := <-waited; err != nil {
+		t.Errorf("who waited for it: %v", err)
+	}
+	now.Add(int64(8 * time.Second))
+	if err := l.wait(context.Background()); !errs.Is(err, errkind.Unavailable) {
+		t.Errorf("without a lease: %v", err)
 	}
 }
