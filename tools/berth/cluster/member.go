@@ -153,6 +153,9 @@ func (m *member) runOnce(ctx context.Context) error {
 	go func() { ended = cmd.Wait(); close(exited) }()
 	m.mu.Lock()
 	m.cmd, m.exited, m.orderly = cmd, exited, false
+	if m.held {
+		_ = cmd.Process.Kill() // it was told to stay away while the process began
+	}
 	m.mu.Unlock()
 	m.changed()
 	go m.listen(word)
