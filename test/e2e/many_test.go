@@ -39,7 +39,7 @@ func TestTheSameScenariosInManyProcesses(t *testing.T) {
 		{name: "plain nats", run: plainNats},
 		{name: "both doors", run: bothDoors},
 		{name: "a whole life", run: wholeLife},
-		{name: "deleted and erased", not: "it reads one host's pool and one bus's files; what three nodes keep is read by services/credentials: TestDestroyedRecordStaysGoneFromTheFiles, and hosts by TestHandoff"},
+		{name: "deleted and erased", not: "it reads the files of one pool and one NATS server, and starts twice; that nothing is left on a lost host is in TestHandoff"},
 		{name: "kill -9 of everything", not: "TestKillNineOfAClusterAdoptsLiveSandboxes does it, with a cluster of its own"},
 		{name: "a machine dies, its disk is lost", not: "with several hosts that is a handoff: TestHandoff"},
 		{name: "eviction, quota, lost pools", not: "one host's pool decides them, whoever else there is"},
