@@ -361,7 +361,7 @@ func TestHostWhoseWakesFailIsSetBack(t *testing.T) {
 			t.Error("a wake on the broken host worked")
 		}
 	}
-	if u := w.hostRecord("h1").GetUnhealthy(); !strings.Contains(u, "wakes in a row failed") {
+	if u := w.hostRecord("h1").GetUnhealthy(); !strings.Contains(u, "wakes of 3 sessions in a row failed") {
 		t.Errorf("h1 is %q", u)
 	}
 	w.withHost(t, "h2", 10) // smaller, so that it would come second

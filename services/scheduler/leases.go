@@ -42,7 +42,8 @@ type load struct {
 
 // health of a host as its wakes show it.
 type health struct {
-	failed int // in a row
+	failed int            // in a row, of one session after another
+	last   ids.SessionKey // that failed
 	until  time.Time
 }
 
@@ -158,15 +159,23 @@ func (l *leases) facts(h ids.Host) core.HostFacts {
 		Warm:   func(template string) uint32 { return cur.load.warm[template] }}
 }
 
-// woke notes how a wake on a host ended.
-func (l *leases) woke(h ids.Host, ok bool) {
+// woke notes that a wake on a host went well.
+func (l *leases) woke(h ids.Host) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ok {
-		delete(l.wakes, h)
+	delete(l.wakes, h)
+}
+
+// wokeNot notes that a wake on a host failed. A session that fails there again
+// and again counts once: it may be the session's own fault.
+func (l *leases) wokeNot(h ids.Host, s ids.SessionKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.wakes[h]
+	if w.last == s {
 		return
 	}
-	w := l.wakes[h]
+	w.last = s
 	if w.failed++; w.failed >= sickAfter {
 		w.until = time.Now().Add(min(sickMin<<min(w.failed-sickAfter, 8), sickMax))
 	}
@@ -178,7 +187,7 @@ func (l *leases) sick(h ids.Host) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w := l.wakes[h]; time.Now().Before(w.until) {
-		return fmt.Sprintf("last: %d wakes in a row failed there", w.failed)
+		return fmt.Sprintf("last: wakes of %d sessions in a row failed there", w.failed)
 	}
 	return ""
 }

@@ -74,7 +74,7 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 		return nil, errs.E(op, errkind.Deadline, rec.Session.String(), late)
 	}
 	if rec.Failure != nil {
-		return nil, refused(op, rec.Session.String(), rec.Failure)
+		return nil, refused(op, rec.Session.String(), final(rec.Failure))
 	}
 	reply := &schedulerv1.WakeReply{
 		Session: protoRef(o.Actor.Tenant, core.Ref{Session: rec.Session, Generation: rec.Generation, Epoch: rec.Epoch}),
@@ -108,6 +108,17 @@ func (l *leader) woken(ctx context.Context, o *core.Open, out core.Outcome, at t
 			"this request opened the session before, and it was placed anew since; open it again with a new request id")
 	}
 	return reply, nil
+}
+
+// final is a stored outcome as its caller gets it. Kinds that ask to send the
+// same request again would bring the same outcome for ever: a new request may
+// go well, this one is over.
+func final(f *core.Failure) *core.Failure {
+	switch f.Kind {
+	case errkind.Unavailable, errkind.Internal, errkind.NoCapacity, errkind.Exhausted, errkind.Busy, errkind.NotLeader, errkind.Canceled:
+		return &core.Failure{Kind: errkind.Unplaceable, Reason: f.Reason}
+	}
+	return f
 }
 
 // settled waits until a request has its outcome.

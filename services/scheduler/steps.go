@@ -99,7 +99,7 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session) error {
 			return err
 		}
 	} else {
-		l.leases.woke(s.Host, true)
+		l.leases.woke(s.Host)
 		a.Woke = &core.Woke{Origin: resp.GetOrigin(), RestoredAsOf: timeOf(resp.GetRestoredAsOf()),
 			ImageDigest: resp.GetImageDigest(), Timing: wakeTiming(placed, took, resp.GetTiming())}
 	}
@@ -115,7 +115,7 @@ func (l *leader) wakeWentWrong(s *core.Session, f core.Failure) {
 	l.log.Warn("wake failed", "session", s.Key, "host", s.Host, "epoch", s.Epoch, "reason", f.Reason)
 	switch f.Kind {
 	case errkind.Unavailable, errkind.Deadline, errkind.Internal:
-		l.leases.woke(s.Host, false)
+		l.leases.wokeNot(s.Host, s.Key)
 	}
 }
 
