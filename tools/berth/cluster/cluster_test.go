@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/lifecycle"
 	"github.com/berth-dev/berth/services/scheduler"
+	"github.com/berth-dev/berth/tools/berth/cluster/control"
 	"github.com/berth-dev/berth/tools/berth/stack"
 	"gopkg.in/yaml.v3"
 )
@@ -126,6 +128,16 @@ func TestNamesThatMeanNobodyAreRefused(t *testing.T) {
 		if got, err := matching(name, all, "link"); err == nil {
 			t.Errorf("%q is %v", name, got)
 		}
+	}
+}
+
+// A restart of a member that cannot start is silent for minutes.
+func TestARestartThatFailsSaysWhyAtOnce(t *testing.T) {
+	m := (&member{name: "nats-1", changed: func() {}}).ready()
+	go func() { <-m.poke; m.fail(errors.New("the port is taken")) }()
+	err := m.act(t.Context(), control.Restart)
+	if err == nil || !strings.Contains(err.Error(), "nats-1") || !strings.Contains(err.Error(), "the port is taken") {
+		t.Errorf("%v", err)
 	}
 }
 

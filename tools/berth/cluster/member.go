@@ -367,11 +367,12 @@ func pause(ctx context.Context, cmd *exec.Cmd) error {
 	return ctx.Err()
 }
 
-// restart ends the process in order and returns when the next one is ready.
+// restart ends the process in order and returns when the next one is ready, or has ended before that.
 func (m *member) restart(ctx context.Context, cmd *exec.Cmd, exited <-chan struct{}) error {
 	m.mu.Lock()
 	m.held = false
 	m.orderly = cmd != nil
+	fails := m.restarts
 	m.mu.Unlock()
 	if cmd != nil {
 		m.end(cmd, exited)
@@ -380,9 +381,13 @@ func (m *member) restart(ctx context.Context, cmd *exec.Cmd, exited <-chan struc
 	for ctx.Err() == nil {
 		m.mu.Lock()
 		again := m.state == control.Ready && m.cmd != nil && m.cmd != cmd
+		failed, reason := m.restarts > fails, m.lastErr
 		m.mu.Unlock()
-		if again {
+		switch {
+		case again:
 			return nil
+		case failed: // it is tried on; who asked is to know why it takes long
+			return fmt.Errorf("%s ended before it was ready, and is started again and again: %s", m.name, reason)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
