@@ -140,6 +140,23 @@ func TestALateRenewalKeepsWhatIsFrozen(t *testing.T) {
 	}
 }
 
+// TestALaterFreezeHidesNoStop: a page that says that things may run longer than they may be there is
+// wrong, and the safe side of it is the stop.
+func TestALaterFreezeHidesNoStop(t *testing.T) {
+	p := newPlace(t)
+	f, err := Start(p.dir, p.path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Until(watchdog.Now()+time.Minute, watchdog.Now()+time.Hour)
+	p.becomes(true)
+	f.Until(watchdog.Now()+time.Hour, watchdog.Now())
+	p.empties()
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestADismissedWatchdogLetsNothingRun that has no lease: only a host without sandboxes dismisses one.
 func TestADismissedWatchdogLetsNothingRun(t *testing.T) {
 	p := newPlace(t)

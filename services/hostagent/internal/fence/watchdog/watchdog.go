@@ -168,6 +168,7 @@ func lock(dir string) (*os.File, error) {
 
 // look compares the lease with the clock once; over is true when there is nothing left to watch.
 func (w *watch) look() (over bool) {
+	// In this order: of two words that are set while they are read, stop is never older than freeze.
 	freeze, stop := w.lease.freeze(), w.lease.stop()
 	switch now := int64(Now()); {
 	case freeze == dismissed:
@@ -175,6 +176,11 @@ func (w *watch) look() (over bool) {
 			w.freeze(false, freezeTime)
 		}
 		return true
+	case stop != 0 && now >= stop: // before freeze: no later one hides that the time is over
+		if w.abandoned() {
+			return true
+		}
+		w.stop()
 	case now < freeze:
 		w.stopped = false
 		if w.frozen {
@@ -182,11 +188,9 @@ func (w *watch) look() (over bool) {
 		}
 	case w.abandoned():
 		return true
-	case stop == 0 || now < stop:
+	default:
 		w.stopped = false
 		w.freeze(true, w.patience(now, stop))
-	default:
-		w.stop()
 	}
 	return false
 }
