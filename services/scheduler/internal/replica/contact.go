@@ -1,6 +1,8 @@
 package replica
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -17,6 +19,9 @@ type contacts struct {
 	seen map[raft.ServerID]contact
 	down map[raft.ServerID]bool // the last call failed
 	news chan struct{}          // closed and made anew at each answer
+	// heir is who leadership is handed to, heirUntil how long calls to it may take.
+	heir      raft.ServerID
+	heirUntil time.Time
 }
 
 type contact struct {
@@ -81,6 +86,20 @@ func (c *contacts) isDown(id raft.ServerID) bool {
 	return c.down[id]
 }
 
+// hand says that leadership is handed to a replica now.
+func (c *contacts) hand(id raft.ServerID, until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heir, c.heirUntil = id, until
+}
+
+// handing is when the transfer of leadership to a replica must have ended, if there is one.
+func (c *contacts) handing(id raft.ServerID) (until time.Time, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heirUntil, c.heir == id && time.Now().Before(c.heirUntil)
+}
+
 // watched is a transport that notes who answers.
 type watched struct {
 	*raft.NetworkTransport
@@ -91,10 +110,14 @@ type watched struct {
 // AppendEntries implements raft.Transport; heartbeats go this way too. Entries
 // for a replica that is down wait here until a heartbeat reaches it: raft backs
 // off by up to ten seconds after failed tries, and would not see it come back
-// while its vote may be what a commit waits for.
+// while its vote may be what a commit waits for. The one that leadership is
+// handed to is not waited for: raft takes no entries until the call returns.
 func (w *watched) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	if !isHeartbeat(args) {
 		for w.contacts.isDown(id) && w.worth(id, args.Term) {
+			if _, ok := w.contacts.handing(id); ok {
+				return errUnreachable
+			}
 			select {
 			case <-w.contacts.changed():
 			case <-time.After(50 * time.Millisecond): // it may not be worth it any more
@@ -110,6 +133,25 @@ func (w *watched) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 		w.contacts.answered(id, contact{sent: sent, term: args.Term, lastLog: resp.LastLog})
 	}
 	return nil
+}
+
+var errUnreachable = errors.New("the replica that leadership is handed to does not answer")
+
+// TimeoutNow implements raft.Transport: the word to take over. It is given up in time, since raft takes
+// no entries meanwhile; should it arrive yet, there is one more election.
+func (w *watched) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
+	until, ok := w.contacts.handing(id)
+	if !ok {
+		return errUnreachable
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	var late raft.TimeoutNowResponse // of its own: a late answer must not be written to what raft reads
+	err := await(ctx, func() error { return w.NetworkTransport.TimeoutNow(id, target, args, &late) })
+	if err == nil {
+		*resp = late
+	}
+	return err
 }
 
 // AppendEntriesPipeline implements raft.Transport by saying that there is none.

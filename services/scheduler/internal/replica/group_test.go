@@ -308,9 +308,13 @@ func TestGroupGrowsAndShrinks(t *testing.T) {
 func TestReplicaThatDoesNotAnswerGetsNoVote(t *testing.T) {
 	g := newGroup(t, 1)
 	lead := g.leader()
+	before := lead.raft.LastIndex()
 	err := lead.AddPeer(within(t, time.Second), "m1", freeAddr(t))
-	if err == nil || !strings.Contains(err.Error(), "did not answer and catch up") {
+	if !errs.Is(err, errkind.Unavailable) || !strings.Contains(err.Error(), "so it was not added") {
 		t.Fatalf("added a replica that is not there: %v", err)
+	}
+	if after := lead.raft.LastIndex(); after != before {
+		t.Errorf("the group was changed for it: the log went from %d to %d", before, after)
 	}
 	if peers, err := lead.Peers(); err != nil || len(peers) != 1 {
 		t.Errorf("it is still a member: %v %v", peers, err)

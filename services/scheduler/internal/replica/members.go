@@ -21,6 +21,10 @@ const (
 	joinTime = 2 * time.Minute
 	// changeTime bounds one change of the group.
 	changeTime = 10 * time.Second
+	// transferTime bounds what a transfer of leadership that comes to nothing may hold up.
+	transferTime = 2 * time.Second
+	// nearEntries is how far behind a replica may be that takes over: a few requests' worth.
+	nearEntries = 1024
 )
 
 // Verify returns nil if this replica was the leader at a moment after the
@@ -119,9 +123,9 @@ func (r *Replica) voters() (out []raft.ServerID) {
 	return out
 }
 
-// AddPeer makes a running replica, which was started with Join, a member. It
-// has no vote until it has caught up, so that a replica which does not answer
-// takes no majority away; then it is forgotten again. Only at the leader;
+// AddPeer makes a running replica, which was started with Join, a member. One
+// that does not answer is not added. It has no vote until it has caught up, so
+// that it takes no majority away, and is forgotten if it does not. Only at the leader;
 // adding a member again is no error, and a new address for one is taken over
 // once it answers there.
 func (r *Replica) AddPeer(ctx context.Context, id, addr string) error {
@@ -160,7 +164,7 @@ func (r *Replica) AddPeer(ctx context.Context, id, addr string) error {
 	}
 	if member {
 		err = r.isAt(ctx, id, addr)
-	} else {
+	} else if err = r.waits(ctx, id, addr); err == nil {
 		index, err = r.admit(ctx, id, addr, index)
 	}
 	if err != nil {
@@ -176,11 +180,27 @@ func (r *Replica) isAt(ctx context.Context, id, addr string) error {
 	if id == r.cfg.ID { // it does not call itself; a leader corrects its own address
 		return errs.Errorf("move a replica", errkind.Refused, "replica %s leads and knows its address itself: %s", id, r.link.addr)
 	}
+	if err := r.answers(ctx, id, addr); err != nil {
+		return errs.E("move a replica", errkind.Unavailable, id, fmt.Errorf("it does not answer at %s; its address stays what it is: %w", addr, err))
+	}
+	return nil
+}
+
+// waits returns nil if a new replica answers at an address: one that does not is not made a member.
+func (r *Replica) waits(ctx context.Context, id, addr string) error {
+	if err := r.answers(ctx, id, addr); err != nil {
+		return errs.E("ask a new replica", errkind.Unavailable, id, fmt.Errorf(
+			"it does not answer at %s, so it was not added; start it with join set and a certificate that names it: %w", addr, err))
+	}
+	return nil
+}
+
+func (r *Replica) answers(ctx context.Context, id, addr string) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTime)
 	defer cancel()
 	c, err := r.link.dial(ctx, addr, hello{ID: r.cfg.ID, Want: id, Folder: r.link.pins.own})
 	if err != nil {
-		return errs.E("move a replica", errkind.Unavailable, id, fmt.Errorf("it does not answer at %s; its address stays what it is: %w", addr, err))
+		return err
 	}
 	return c.Close()
 }
@@ -211,7 +231,7 @@ func (r *Replica) admit(ctx context.Context, id, addr string, index uint64) (uin
 			// The caller's time is over; forgetting needs its own.
 			err := r.raft.RemoveServer(raft.ServerID(id), 0, changeTime).Error()
 			return 0, errs.E(op, errkind.Unavailable, "", errors.Join(
-				errors.New("it did not answer and catch up at "+addr+" in time; it must run with join set and a certificate that names it"), err))
+				errors.New("it did not catch up at "+addr+" in time, and is no member"), err))
 		}
 	}
 }
@@ -297,30 +317,75 @@ func (r *Replica) transfer(ctx context.Context, id string) error {
 	if id == r.cfg.ID {
 		return nil
 	}
-	servers, _, err := r.servers()
-	if err != nil {
-		return r.failed(op, err)
-	}
 	if len(r.voters()) < 2 {
 		return errs.E(op, errkind.Refused, "", "there is no other replica")
 	}
-	if id == "" {
-		if id = r.advanced(); id == "" { // raft's choice may be one that is down
-			return r.failed(op, await(ctx, r.raft.LeadershipTransfer().Error))
-		}
+	to, err := r.successor(ctx, id)
+	if err != nil {
+		return errs.Wrap(op, id, err)
 	}
-	for _, s := range servers {
-		if string(s.ID) == id && s.Suffrage == raft.Voter {
-			return r.failed(op, await(ctx, r.raft.LeadershipTransferToServer(s.ID, s.Address).Error))
-		}
-	}
-	return errs.E(op, errkind.NotFound, id, "there is no such replica with a vote")
+	return r.handTo(ctx, to)
 }
 
-// advanced is the voter with the longest log among those that answered just now.
-func (r *Replica) advanced() (id string) {
+func (r *Replica) handTo(ctx context.Context, to raft.Server) error {
+	// Raft takes no entry until what it does for the transfer has ended, and ends nothing by itself
+	// that waits in the transport: see watched.
+	r.contacts.hand(to.ID, time.Now().Add(transferTime))
+	return r.failed("hand leadership over", await(ctx, r.raft.LeadershipTransferToServer(to.ID, to.Address).Error))
+}
+
+// successor is the voter that takes over: the named one or, with no name, the most advanced. It must
+// have answered just now and have about the whole log; a leader that has just begun waits a moment for
+// the answer.
+func (r *Replica) successor(ctx context.Context, id string) (raft.Server, error) {
+	const op = "choose who takes over"
+	servers, _, err := r.servers()
+	if err != nil {
+		return raft.Server{}, r.failed(op, err)
+	}
+	find := func(id string) int {
+		return slices.IndexFunc(servers, func(s raft.Server) bool { return string(s.ID) == id && s.Suffrage == raft.Voter })
+	}
+	if id != "" && find(id) < 0 {
+		return raft.Server{}, errs.E(op, errkind.NotFound, id, "there is no such replica with a vote")
+	}
+	over := time.NewTimer(2 * r.cfg.Heartbeat)
+	defer over.Stop()
+	for {
+		news := r.contacts.changed()
+		if best := r.advanced(id); best != "" {
+			return servers[find(best)], r.near(best)
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return raft.Server{}, r.failed(op, ctx.Err())
+		case <-over.C:
+			if id == "" {
+				return raft.Server{}, errs.E(op, errkind.Unavailable, "", "no other replica answers")
+			}
+			return raft.Server{}, errs.E(op, errkind.Unavailable, id, "this replica does not answer; name one that does, or none")
+		}
+	}
+}
+
+// near refuses a replica that would have to catch up first: nobody could write meanwhile.
+func (r *Replica) near(id string) error {
+	c, _ := r.contacts.of(raft.ServerID(id), r.raft.CurrentTerm())
+	if last := r.raft.LastIndex(); c.lastLog+nearEntries < last {
+		return errs.Errorf("choose who takes over", errkind.Unavailable, "replica %s is %d entries behind; it can take over once it has caught up", id, last-c.lastLog)
+	}
+	return nil
+}
+
+// advanced is the voter with the longest log among those that answered just now, or of the one that is
+// named.
+func (r *Replica) advanced(named string) (id string) {
 	term, most := r.raft.CurrentTerm(), uint64(0)
 	for _, v := range r.voters() {
+		if named != "" && string(v) != named {
+			continue
+		}
 		c, ok := r.contacts.of(v, term)
 		if ok && string(v) != r.cfg.ID && time.Since(c.sent) < r.cfg.Heartbeat && (id == "" || c.lastLog > most) {
 			id, most = string(v), c.lastLog
