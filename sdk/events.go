@@ -26,6 +26,7 @@ type Event struct {
 	Session string // key
 	Host    string // of an event of a host; then there is no session
 	Name    string // admitted, placed, active, asleep, ...; the catalogue is in schemas/subjects
+	ID      string // ce-id: the same when an event is published again; may be empty
 	Time    time.Time
 	// Revision counts scheduler's events of one session; 0 for other services'.
 	Revision uint64
@@ -240,6 +241,7 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 	} else {
 		return Event{}, false
 	}
+	e.ID = h.Get("ce-id")
 	if t, err := time.Parse(time.RFC3339Nano, h.Get("ce-time")); err == nil {
 		e.Time = t
 	}

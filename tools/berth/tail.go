@@ -52,11 +52,12 @@ func (c *tailCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	var seen once
 	for e, err := range events {
 		if err != nil {
 			return err
 		}
-		if !strings.HasPrefix(e.Session, c.Session) {
+		if !strings.HasPrefix(e.Session, c.Session) || !seen.first(e) {
 			continue
 		}
 		if !a.json {
@@ -68,6 +69,38 @@ func (c *tailCmd) Run(a *app) error {
 		}
 	}
 	return nil
+}
+
+// onceMost is how many sessions and events once remembers at least.
+const onceMost = 1 << 14
+
+// once knows events that were printed: a new leader publishes again what the one before it may not have
+// published. It forgets what it has not seen for long.
+type once struct{ young, old map[string]uint64 }
+
+// first reports whether e was not there before. A scheduler's event is older news when its revision is
+// not above what was printed; revisions count on within a generation, and what tells of the end of one
+// may come after events of the next.
+func (o *once) first(e sdk.Event) bool {
+	if b, ok := e.Body.(*schedulerv1.Event); ok && e.Revision > 0 {
+		return o.newer(e.Tenant+" "+e.Session+" "+stamp(b.GetSession().GetGeneration()), e.Revision)
+	}
+	return e.ID == "" || o.newer(e.ID, 1)
+}
+
+func (o *once) newer(key string, n uint64) bool {
+	last, ok := o.young[key]
+	if !ok {
+		last, ok = o.old[key]
+	}
+	if ok && n <= last {
+		return false
+	}
+	if o.young == nil || len(o.young) >= onceMost {
+		o.old, o.young = o.young, map[string]uint64{}
+	}
+	o.young[key] = n
+	return true
 }
 
 func (c *tailCmd) connect(a *app) (*sdk.Client, error) {
