@@ -23,12 +23,21 @@ func (c *sessionExplainCmd) Run(a *app) error {
 	if err := op.Call(a.ctx, "scheduler", "explain", &schedulerv1.ExplainRequest{Tenant: ref.GetTenant(), Session: ref.GetSession()}, reply); err != nil {
 		return err
 	}
-	placed, err := op.LastEvent(a.ctx, ref.GetTenant(), ref.GetSession(), "placed")
-	if err != nil && !errors.Is(err, sdk.ErrNotFound) {
-		// The answer of scheduler is worth more than the memory of the bus: a node may be away.
-		fmt.Fprintf(a.stderr, "berth: the last placement cannot be read: %v\n", err)
+	// The answer of scheduler is worth more than the memory of the bus: a node may be away.
+	last := map[string]sdk.Event{}
+	for _, name := range []string{"admitted", "placed"} {
+		e, err := op.LastEvent(a.ctx, ref.GetTenant(), ref.GetSession(), name)
+		if err != nil && !errors.Is(err, sdk.ErrNotFound) {
+			fmt.Fprintf(a.stderr, "berth: the last placement cannot be read: %v\n", err)
+			break
+		}
+		last[name] = e
 	}
-	out := explainOutOf(reply, placed)
+	all, err := hosts(a.ctx, op)
+	if err != nil {
+		fmt.Fprintf(a.stderr, "berth: the hosts cannot be read: %v\n", err)
+	}
+	out := explainOutOf(reply, last["admitted"], last["placed"], all)
 	return a.print(out, func() { a.renderExplain(out) })
 }
 
@@ -38,6 +47,8 @@ type explainOut struct {
 	Summary []string   `json:"summary"`
 	Placed  *placedOut `json:"placed,omitempty"`
 	Now     *planOut   `json:"now,omitempty"`
+
+	at *hostOut // the host that it needs or is on, where that is known
 }
 
 // placedOut is the last placement.
@@ -47,7 +58,9 @@ type placedOut struct {
 	Host      string    `json:"host"`
 	Reason    string    `json:"reason"`
 	RequestID string    `json:"request_id,omitempty"`
-	Plan      *planOut  `json:"plan,omitempty"`
+	// WaitedMS is from the last open that waited for it.
+	WaitedMS float64  `json:"waited_ms,omitempty"`
+	Plan     *planOut `json:"plan,omitempty"`
 }
 
 // planOut is a plan of placement: every host that was looked at, best first.
@@ -64,12 +77,32 @@ type planRow struct {
 	Ranks   []string `json:"ranks"`
 }
 
-func explainOutOf(r *schedulerv1.ExplainReply, last sdk.Event) explainOut {
+// explainOutOf puts together what scheduler says and what the last events of the session say.
+func explainOutOf(r *schedulerv1.ExplainReply, admitted, placed sdk.Event, all []*schedulerv1.HostRecord) explainOut {
 	out := explainOut{showOut: showOutOf(r.GetRecord()), Now: planOutOf(r.GetNow())}
-	if b, ok := last.Body.(*schedulerv1.Event); ok && b.GetPlaced() != nil && stamp(b.GetSession().GetGeneration()) == out.Generation {
-		p := b.GetPlaced()
-		out.Placed = &placedOut{At: last.Time.UTC(), Epoch: stamp(b.GetSession().GetEpoch()), Host: p.GetHost(), Reason: p.GetReason(),
+	of := func(e sdk.Event) *schedulerv1.Event { // nil for a session of that name that was before this one
+		if b, ok := e.Body.(*schedulerv1.Event); ok && stamp(b.GetSession().GetGeneration()) == out.Generation {
+			return b
+		}
+		return nil
+	}
+	if p := of(placed).GetPlaced(); p != nil {
+		out.Placed = &placedOut{At: placed.Time.UTC(), Epoch: stamp(of(placed).GetSession().GetEpoch()), Host: p.GetHost(), Reason: p.GetReason(),
 			RequestID: p.GetRequestId(), Plan: planOutOf(p.GetPlan())}
+		// A handoff that nobody asked for did not wait since the last open.
+		if of(admitted).GetAdmitted() != nil && p.GetRequestId() != "" {
+			out.Placed.WaitedMS = max(ms(placed.Time.Sub(admitted.Time)), 0)
+		}
+	}
+	needs := out.Host
+	if out.Unsaved && out.State != "active" && out.State != "waking" {
+		needs = or(out.NewestHost, out.Host)
+	}
+	for _, h := range all {
+		if h.GetHost() == needs {
+			at := hostOutOf(h)
+			out.at = &at
+		}
 	}
 	out.Summary = summary(out)
 	return out
@@ -95,7 +128,7 @@ func summary(x explainOut) []string {
 	case x.HandoffFrom != "" && x.State != "active":
 		text := fmt.Sprintf("It is being handed over from %s; until then it is %s.", x.HandoffFrom, x.State)
 		if x.HandoffUntil != nil {
-			text += " That is tried until " + when(*x.HandoffUntil) + "; after that its next open wakes it."
+			text += " That is tried until " + when(*x.HandoffUntil) + "; after that " + nextOpen(x) + "."
 		}
 		say("%s", text)
 	case x.State == "active":
@@ -105,7 +138,7 @@ func summary(x explainOut) []string {
 	case x.State == "sleeping":
 		say("It is going to sleep on %s since %s; an open now waits for that.", x.Host, since)
 	case x.State == "asleep":
-		say("It sleeps since %s; its next open wakes it.", since)
+		say("It sleeps since %s; %s.", since, nextOpen(x))
 	case x.State == "failed" && x.Failure != nil:
 		say("It failed at %s: %s. Its next open tries again.", since, strings.TrimRight(x.Failure.Reason, "."))
 	default:
@@ -117,8 +150,14 @@ func summary(x explainOut) []string {
 	if x.Unsaved {
 		say("%s", unsavedSentence(x.showOut))
 	}
+	if word := hostTrouble(x); word != "" {
+		say("%s", word)
+	}
 	if x.Placed != nil {
 		say("It was last placed on %s at %s: %s.", x.Placed.Host, when(x.Placed.At), strings.TrimRight(x.Placed.Reason, "."))
+		if x.Placed.WaitedMS > longWait {
+			say("The last open waited %s for that place.", msWord(x.Placed.WaitedMS))
+		}
 	}
 	if step, ok := slowest(x.LastWake); ok {
 		say("Its last wake took %s in all; the longest step was %s with %s.", msWord(x.LastWake.TotalMS), step.Name, msWord(step.TookMS))
@@ -134,6 +173,36 @@ func summary(x explainOut) []string {
 		say("A wake now would get %s: %s.", x.Now.Host, strings.TrimRight(x.Now.Reason, "."))
 	}
 	return out
+}
+
+const (
+	longWait = 500 // ms that an open waits for a place without a word
+	// lowLease is the default lease of 9 s less 4 s: it is renewed every 3 s, so one renewal is missing.
+	lowLease = 5000
+)
+
+// nextOpen says what the next open does with a session that sleeps.
+func nextOpen(x explainOut) string {
+	if x.Unsaved && x.Manifest == "" && x.at != nil && x.at.State == "lost" {
+		return "it can wake only once " + x.at.Host + " is back"
+	}
+	return "its next open wakes it"
+}
+
+// hostTrouble says that the host that it is on, or needs, is lost or about to be; empty: it is not.
+func hostTrouble(x explainOut) string {
+	rests := x.State != "active" && x.State != "waking" && x.State != "sleeping"
+	switch {
+	case x.at == nil || rests && !x.Unsaved:
+		return ""
+	case x.at.Lost:
+		return "Host " + x.at.Host + " is lost: its lease ran out."
+	case !x.at.Alive:
+		return "Host " + x.at.Host + " holds no lease now."
+	case x.at.LeaseLeftMS < lowLease:
+		return fmt.Sprintf("The lease of host %s runs down: %.1f s are left of it; unless it is renewed, the host is lost then.", x.at.Host, x.at.LeaseLeftMS/1000)
+	}
+	return ""
 }
 
 // unsavedSentence says what is on one host alone, and what that means.

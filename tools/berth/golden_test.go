@@ -96,7 +96,9 @@ func sampleExplain() explainOut {
 	e := event("placed", &schedulerv1.Event{Session: r.Session, At: timestamppb.New(at.Add(-time.Hour)), State: corev1.State_STATE_WAKING,
 		Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: "host-1", Reason: "its disk is here", RequestId: "r1", Plan: before}}})
 	e.Time = at.Add(-time.Hour)
-	return explainOutOf(&schedulerv1.ExplainReply{Record: r, Now: samplePlan()}, e)
+	asked := event("admitted", &schedulerv1.Event{Session: r.Session, Detail: &schedulerv1.Event_Admitted{Admitted: &schedulerv1.Admitted{RequestId: "r1"}}})
+	asked.Time = e.Time.Add(-1500 * time.Millisecond)
+	return explainOutOf(&schedulerv1.ExplainReply{Record: r, Now: samplePlan()}, asked, e, []*schedulerv1.HostRecord{{Host: "host-1", Lost: true}, {Host: "host-2", Alive: true}})
 }
 
 func sampleDead() deadListOut {

@@ -132,6 +132,27 @@ func TestExplainTellsTheHandoff(t *testing.T) {
 	}
 }
 
+// Explain: a session that cannot wake is said to wake, and a host that is about to be lost looks well.
+func TestExplainTellsOfTheHostThatIsNeeded(t *testing.T) {
+	x := func(state, manifest string, h hostOut) string {
+		o := explainOut{showOut: showOut{sessionOut: sessionOut{State: state, Host: "h1", Unsaved: true, NewestHost: "h1"}, Manifest: manifest}, at: &h}
+		return strings.Join(summary(o), "\n")
+	}
+	lost := hostOut{Host: "h1", State: "lost", Lost: true}
+	low, well := hostOut{Host: "h1", State: "alive", Alive: true, LeaseLeftMS: 3200}, hostOut{Host: "h1", State: "alive", Alive: true, LeaseLeftMS: 6100}
+	for _, c := range []struct{ got, want, not string }{
+		{x("asleep", "", lost), "it can wake only once h1 is back", "its next open wakes it"},
+		{x("asleep", "m1", lost), "its next open wakes it", "only once"},
+		{x("asleep", "", lost), "Host h1 is lost", "runs down"},
+		{x("active", "m1", low), "The lease of host h1 runs down: 3.2 s", "is lost:"},
+		{x("active", "m1", well), "It is awake on h1", "lease"},
+	} {
+		if !strings.Contains(c.got, c.want) || strings.Contains(c.got, c.not) {
+			t.Errorf("%q is missing or %q is there:\n%s", c.want, c.not, c.got)
+		}
+	}
+}
+
 // Scheduler: replicas cannot be added, or a slip removes the last one.
 func TestReplicas(t *testing.T) {
 	w := start(t)
