@@ -80,6 +80,17 @@ func (c *contacts) failed(id raft.ServerID) {
 	c.down[id] = true
 }
 
+// up says that a replica answered, but not as one that follows.
+func (c *contacts) up(id raft.ServerID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down[id] {
+		c.down[id] = false
+		close(c.news)
+		c.news = make(chan struct{})
+	}
+}
+
 func (c *contacts) isDown(id raft.ServerID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,6 +142,10 @@ func (w *watched) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 	}
 	if resp.Term == args.Term {
 		w.contacts.answered(id, contact{sent: sent, term: args.Term, lastLog: resp.LastLog})
+	} else {
+		// It was told to take over, or was alone, and is a term ahead. Raft's heartbeat overlooks that,
+		// entries do not: they must not wait, or it would never be heard and never hear again.
+		w.contacts.up(id)
 	}
 	return nil
 }
