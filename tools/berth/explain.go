@@ -156,7 +156,7 @@ func summary(x explainOut) []string {
 	if x.Placed != nil {
 		say("It was last placed on %s at %s: %s.", x.Placed.Host, when(x.Placed.At), strings.TrimRight(x.Placed.Reason, "."))
 		if x.Placed.WaitedMS > longWait {
-			say("The last open waited %s for that place.", msWord(x.Placed.WaitedMS))
+			say("The last open waited %.1f s for that place.", x.Placed.WaitedMS/1000)
 		}
 	}
 	if step, ok := slowest(x.LastWake); ok {
