@@ -240,6 +240,8 @@ type fakeScheduler struct {
 	load     *schedulerv1.HostLoad
 	// unknown: it does not know this boot's lease until it joins again.
 	unknown bool
+	// denied is what joins are refused with, if not empty.
+	denied string
 	// failing renewals fail next; renewed counts those that went well.
 	failing, renewed int
 	// slow, if set, holds up the answers to renewals until it is closed.
@@ -275,6 +277,9 @@ func (f *fakeScheduler) join(_ context.Context, _ bus.Request, req *schedulerv1.
 		return nil, err
 	}
 	f.joins++
+	if f.denied != "" {
+		return nil, errs.E("join", errkind.Denied, "", f.denied)
+	}
 	f.unknown, f.load = false, req.GetLoad()
 	out := &schedulerv1.JoinReply{Lease: durationpb.New(f.lease), Complete: !f.partial, Erased: f.erased, Stale: f.stale}
 	for _, o := range f.owned {

@@ -59,6 +59,8 @@ type host struct {
 	cancel context.CancelFunc
 	ops    sync.WaitGroup
 	ready  chan struct{} // closed once what an earlier process left was taken over
+	// removed is closed when scheduler said that this host was removed for good.
+	removed chan struct{}
 	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
 	rejoin, erase chan struct{}
 	// sweeping is the place of sweeps of the store after a sleep, one at a time.

@@ -12,7 +12,8 @@
 //     answered only when the manifest is committed and no compute is left;
 //   - everything made is in one inventory or found by the driver, whatever crashed: a start adopts
 //     every live sandbox that scheduler's fresh and complete answer says is owned, and a sweep
-//     removes compute that is not. No sweep removes a disk; only a delete does.
+//     removes compute that is not. No sweep removes a disk; only a delete does;
+//   - a host that scheduler says was removed for good stops what runs here and ends: only files stay.
 //
 // Ordering: commands for one session run one at a time; those for different sessions at once.
 // Redelivery: every command is idempotent by its epoch. Backpressure: at most Config.MaxWakes wakes
@@ -89,7 +90,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	h = &host{
 		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
 		lease: newLease(cfg.Margin, cfg.Fence == fenceStop), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
-		ready: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
+		ready: make(chan struct{}), removed: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 	}
 	// Parts that are opened below may tell of something at once: a pool that is full, for one.
@@ -246,7 +247,10 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	}
 	bg, stopBg := context.WithCancel(ctx)
 	defer stopBg()
-	if err := h.begin(bg); err != nil {
+	if err := h.begin(bg); h.wasRemoved(err) {
+		stopBg()
+		return h.dismiss(svc)
+	} else if err != nil {
 		return errors.Join(err, svc.Stop(bg))
 	}
 	h.ops.Go(func() { h.watch(bg) })
@@ -261,8 +265,13 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	if ready != nil {
 		ready()
 	}
-	<-ctx.Done()
-	return h.finish(svc)
+	select {
+	case <-ctx.Done():
+		return h.finish(svc)
+	case <-h.removed:
+		stopBg()
+		return h.dismiss(svc)
+	}
 }
 
 // begin joins, removes what runs and is not owned, and only then lets run, and takes over, what is;

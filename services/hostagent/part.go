@@ -84,6 +84,10 @@ func (h *host) part(ctx context.Context, own ownership) error {
 	if !h.credible(own, found) {
 		return errs.E("believe scheduler", errkind.Unavailable, string(h.id), "it says that this host owns nothing")
 	}
+	return h.partWith(ctx, own, found)
+}
+
+func (h *host) partWith(ctx context.Context, own ownership, found []driver.Found) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var failed []error

@@ -28,7 +28,7 @@ const emptyAnswers = 3
 // of its old epochs are refused.
 const forgetAfter = time.Hour
 
-// sweeps joins and sweeps at intervals and when asked to, until ctx ends.
+// sweeps joins and sweeps at intervals and when asked to, until ctx ends or this host was removed.
 func (h *host) sweeps(ctx context.Context) {
 	tick := time.NewTicker(h.cfg.Sweep)
 	defer tick.Stop()
@@ -44,6 +44,10 @@ func (h *host) sweeps(ctx context.Context) {
 		}
 		again = nil
 		own, err := h.join(ctx)
+		if h.wasRemoved(err) {
+			close(h.removed)
+			return
+		}
 		if err == nil {
 			err = h.settle(ctx, own)
 		}

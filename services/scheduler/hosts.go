@@ -98,7 +98,7 @@ func (l *leader) mayJoin(ctx context.Context, h ids.Host) error {
 	if err := l.rep.Verify(ctx); err != nil {
 		return err
 	}
-	return errs.Errorf("check host", errkind.Denied, "host %s was removed from the cell; it may join under another id", h)
+	return errs.Errorf("check host", errkind.Denied, "host %s %s; it may join under another id", h, errkind.HostRemoved)
 }
 
 func checkJoin(req *schedulerv1.JoinRequest) error {

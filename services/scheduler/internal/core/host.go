@@ -17,7 +17,7 @@ func (x *tx) join(h *Host) Outcome {
 	case h.ID == "" || h.Boot == "":
 		return refuse(errkind.Invalid, "a host needs an id and a boot")
 	case x.v >= handoffSince && x.s.gone[h.ID] != nil:
-		return refuse(errkind.Denied, "host %s was removed from the cell; it may join under another id", h.ID)
+		return refuse(errkind.Denied, "host %s %s; it may join under another id", h.ID, errkind.HostRemoved)
 	}
 	old := x.s.Host(h.ID)
 	n := *h
