@@ -29,7 +29,7 @@ func (e *EndedError) Error() string { return e.Reason }
 
 // Handoff tells that a session that was awake on a lost, drained or removed host is awake on another.
 type Handoff struct {
-	From, To string // hosts
+	From, To string // hosts; the same if it was back in time
 	Epoch    string // the new one
 	// Origin is Resumed (nothing is missing) or Restored: then what was written after RestoredAsOf is
 	// gone. Processes did not come along.

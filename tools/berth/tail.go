@@ -207,7 +207,11 @@ func activeText(d *schedulerv1.Active) string {
 		text += " as of " + t.AsTime().Format(time.RFC3339)
 	}
 	text += " on " + d.GetHost()
-	if from := d.GetFromHost(); from != "" {
+	switch from := d.GetFromHost(); from {
+	case "":
+	case d.GetHost():
+		text = "handed back: " + text
+	default:
 		text = "handed over from " + from + ": " + text
 	}
 	return text + " in " + msWord(ms(d.GetTiming().GetTotal().AsDuration()))

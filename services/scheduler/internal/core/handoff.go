@@ -84,9 +84,10 @@ func (x *tx) removeHost(c *RemoveHost) Outcome {
 	return out
 }
 
-// names reports whether a session has to do with a host at all.
+// names reports whether a session has to do with a host at all. From does not count: it says where a
+// session was, also when that host was removed meanwhile.
 func (s *Session) names(h ids.Host) bool {
-	return s.Host == h || s.Newest == h || s.From == h || slices.Contains(s.Holders, h) || s.leftOn(h)
+	return s.Host == h || s.Newest == h || slices.Contains(s.Holders, h) || s.leftOn(h)
 }
 
 // without takes a removed host out of a session.
@@ -95,9 +96,6 @@ func (x *tx) without(s *Session, h ids.Host, out *Outcome) {
 	s.dropLeft(h)
 	if slices.Contains(s.Holders, h) {
 		x.dropHolder(s, h)
-	}
-	if s.From == h {
-		s.From = ""
 	}
 	lost := s.Newest == h
 	owned := s.Host == h

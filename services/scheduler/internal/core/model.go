@@ -179,7 +179,7 @@ type Session struct {
 	Host ids.Host `json:"host,omitempty"`
 	// Newest is the host whose disk has what is not in the store: set while Dirty.
 	Newest ids.Host `json:"newest,omitempty"`
-	// From is the host that it is handed over from, while a wake for it is on.
+	// From is the host that it is handed over from, while a wake for it is on; it may be removed by now.
 	From ids.Host `json:"from,omitempty"`
 	// Holders may have an image of this generation, Host among them; see holders.
 	Holders []ids.Host `json:"holders,omitempty"`

@@ -28,10 +28,7 @@ func (x *tx) woke(w *Woke) Outcome {
 	s := x.edit(old)
 	x.move(s, tActivate)
 	x.arrive(s, w)
-	wake, from := *s.Wake, s.From
-	if from == s.Host { // it is back where it was
-		from = ""
-	}
+	wake, from := *s.Wake, s.From // from this very host, if it was back in time
 	s.Wake = nil
 	x.emit(s, Activated, func(e *Event) {
 		e.Origin, e.RestoredAsOf, e.Timing = s.Origin, s.RestoredAsOf, w.Timing
