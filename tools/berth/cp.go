@@ -48,7 +48,7 @@ func (c *cpCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
+	s, err := a.open(cl, sdk.OpenOptions{Name: name})
 	if err != nil {
 		return err
 	}

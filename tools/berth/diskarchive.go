@@ -111,7 +111,7 @@ func (u userFlags) within(a *app, session string, known bool, do func(*sdk.Sessi
 			return err
 		}
 	}
-	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
+	s, err := a.open(cl, sdk.OpenOptions{Name: name})
 	if err != nil {
 		return err
 	}

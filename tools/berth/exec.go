@@ -62,11 +62,12 @@ func (c *execCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	s, err := cl.Open(a.ctx, sdk.OpenOptions{Name: name})
+	s, err := a.open(cl, sdk.OpenOptions{Name: name})
 	if err != nil {
 		return err
 	}
 	defer s.Detach()
+	a.sayRestored(s)
 	if c.TTY {
 		restore, err := raw(a.stdin)
 		if err != nil {

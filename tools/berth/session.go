@@ -56,7 +56,7 @@ func (c *sessionOpenCmd) Run(a *app) error {
 	if isTerminal(a.stderr) && !a.json {
 		o.Progress = func(e sdk.Event) { fmt.Fprintf(a.stderr, "%s\n", a.eventLine(e)) }
 	}
-	s, err := cl.Open(a.ctx, o)
+	s, err := a.open(cl, o)
 	if err != nil {
 		return err
 	}
