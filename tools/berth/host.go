@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,7 +42,22 @@ func hostNamed(ctx context.Context, op *sdk.Client, name string) (*schedulerv1.H
 			return h, nil
 		}
 	}
-	return nil, fmt.Errorf("there is no host %s", name)
+	return nil, noHost(name)
+}
+
+func noHost(name string) error { return fmt.Errorf("there is no host %s", name) }
+
+// drain begins or ends a drain of the host.
+func (h hostArg) drain(a *app, op *sdk.Client, on bool, within time.Duration) (*schedulerv1.HostRecord, error) {
+	req, reply := &schedulerv1.DrainRequest{Host: h.Host, On: on}, &schedulerv1.DrainReply{}
+	if on {
+		req.Within = durationpb.New(within)
+	}
+	err := op.Call(a.ctx, "scheduler", "drain", req, reply)
+	if errors.Is(err, sdk.ErrNotFound) {
+		err = noHost(h.Host)
+	}
+	return reply.GetHost(), err
 }
 
 // hostArg names one host.
@@ -106,13 +122,11 @@ func (c *hostDrainCmd) Run(a *app) error {
 		return usage("--within must not be negative")
 	}
 	return c.with(a, func(op *sdk.Client) error {
-		reply := &schedulerv1.DrainReply{}
-		if err := op.Call(a.ctx, "scheduler", "drain", &schedulerv1.DrainRequest{Host: c.Host, On: true, Within: durationpb.New(c.Within)}, reply); err != nil {
+		h, err := c.drain(a, op, true, c.Within)
+		if err != nil {
 			return err
 		}
-		h := reply.GetHost()
 		if c.Wait {
-			var err error
 			if h, err = a.awaitDrained(op, h); err != nil {
 				return err
 			}
@@ -176,11 +190,11 @@ type hostResumeCmd struct{ hostArg }
 
 func (c *hostResumeCmd) Run(a *app) error {
 	return c.with(a, func(op *sdk.Client) error {
-		reply := &schedulerv1.DrainReply{}
-		if err := op.Call(a.ctx, "scheduler", "drain", &schedulerv1.DrainRequest{Host: c.Host}, reply); err != nil {
+		h, err := c.drain(a, op, false, 0)
+		if err != nil {
 			return err
 		}
-		out := hostOutOf(reply.GetHost())
+		out := hostOutOf(h)
 		return a.print(out, func() { fmt.Fprintln(a.stdout, drainWord(out)) })
 	})
 }

@@ -94,6 +94,11 @@ func TestRemoveSaysWhatIsLost(t *testing.T) {
 			t.Errorf("%v: exit %d, %q", args, code, say)
 		}
 	}
+	for _, verb := range []string{"show", "drain", "resume", "remove"} {
+		if _, say, code := w.berth("", "host", verb, "nosuch"); code != 1 || say != "berth: there is no host nosuch\n" {
+			t.Errorf("host %s of a host that is not there: exit %d, %q", verb, code, say)
+		}
+	}
 	for _, args := range [][]string{{"host", "drain", "A.B"}, {"host", "drain", "h1", "--within", "-1s"}, {"host", "drain"}, {"tail", "--hosts", "--tenant", "acme"}} {
 		if _, say, code := w.berth("", args...); code != 2 || strings.Count(say, "\n") != 1 {
 			t.Errorf("%v: exit %d, %q", args, code, say)
@@ -173,6 +178,9 @@ func TestReplicas(t *testing.T) {
 	}
 	w.ok("scheduler", "transfer")
 	w.ok("scheduler", "leave", "scheduler-1")
+	if _, say, code := w.berth("", "scheduler", "leave", "nosuch"); code != 1 || say != "berth: there is no replica nosuch in the group\n" {
+		t.Errorf("a replica that is not there: exit %d, %q", code, say)
+	}
 	for _, args := range [][]string{{"join", "scheduler-3"}, {"join", "scheduler-3", "here"}, {"join", "A B", "h:1"}, {"join", "x", "h:0"}, {"leave"}, {"transfer", "A.B"}} {
 		if _, say, code := w.berth("", append([]string{"scheduler"}, args...)...); code != 2 || strings.Count(say, "\n") != 1 {
 			t.Errorf("%v: exit %d, %q", args, code, say)

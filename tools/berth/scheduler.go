@@ -3,12 +3,14 @@ package main
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/proto"
 
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/sdk"
 )
 
 type schedulerCmd struct {
@@ -46,7 +48,20 @@ func (c *schedulerLeaveCmd) Run(a *app) error {
 	if err := replica(c.ID); err != nil {
 		return err
 	}
-	return a.peers("remove_peer", &schedulerv1.RemovePeerRequest{Id: c.ID})
+	// For scheduler a stranger is no error: a removal may be asked for twice. Who types an id means one.
+	op, err := a.operator()
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	group := &schedulerv1.PeersReply{}
+	if err := op.Call(a.ctx, "scheduler", "peers", &schedulerv1.PeersRequest{}, group); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(group.GetPeers(), func(p *schedulerv1.Peer) bool { return p.GetId() == c.ID }) {
+		return fmt.Errorf("there is no replica %s in the group", c.ID)
+	}
+	return a.peersBy(op, "remove_peer", &schedulerv1.RemovePeerRequest{Id: c.ID})
 }
 
 type schedulerTransferCmd struct {
@@ -84,6 +99,10 @@ func (a *app) peers(method string, req proto.Message) error {
 		return err
 	}
 	defer op.Close()
+	return a.peersBy(op, method, req)
+}
+
+func (a *app) peersBy(op *sdk.Client, method string, req proto.Message) error {
 	reply := &schedulerv1.PeersReply{}
 	if err := op.Call(a.ctx, "scheduler", method, req, reply); err != nil {
 		return err
