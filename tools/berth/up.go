@@ -39,6 +39,19 @@ type upCmd struct {
 
 // run runs until SIGINT or SIGTERM.
 func (c *upCmd) run(ctx context.Context, dir string) error {
+	// What was typed is judged before parts of the build are looked for.
+	shape := cluster.Shape{Hosts: c.Hosts, Schedulers: c.Schedulers, NATS: c.NATS}
+	if err := shape.Check(); err != nil {
+		return exitCode{2, err.Error()}
+	}
+	if shape.Many() && c.Listen != "" {
+		return usage("--listen works with one process only: servers of a cluster have addresses of their own, see up.json")
+	}
+	if made, ok, err := cluster.Made(dir); err != nil {
+		return err
+	} else if ok && !shape.Many() {
+		return usage("the state folder %s was made with %s; start it with these", dir, made)
+	}
 	cfg, err := c.config(dir)
 	if err != nil {
 		return err
@@ -49,17 +62,8 @@ func (c *upCmd) run(ctx context.Context, dir string) error {
 	}
 	ctx, stop := svc.SignalContext(ctx)
 	defer stop()
-	shape := cluster.Shape{Hosts: c.Hosts, Schedulers: c.Schedulers, NATS: c.NATS}
-	if err := shape.Check(); err != nil {
-		return exitCode{2, err.Error()}
-	}
 	if shape.Many() {
 		return c.many(ctx, cfg, shape, log)
-	}
-	if made, ok, err := cluster.Made(dir); err != nil {
-		return err
-	} else if ok {
-		return usage("the state folder %s was made with %s; start it with these", dir, made)
 	}
 	return stack.Run(ctx, cfg, log, func(info stack.Info) {
 		fmt.Printf("ready: bus %s, issuer %s, clients in %s\n", info.URL, info.Issuer, info.Clients)
@@ -68,9 +72,6 @@ func (c *upCmd) run(ctx context.Context, dir string) error {
 
 // many runs a cluster on this machine.
 func (c *upCmd) many(ctx context.Context, cfg stack.Config, shape cluster.Shape, log *slog.Logger) error {
-	if c.Listen != "" {
-		return usage("--listen works with one process only: servers of a cluster have addresses of their own, see up.json")
-	}
 	began := time.Now()
 	cfg.Telemetry.SpansFile = "" // the members' own
 	say := func(what string) { fmt.Println(what) }
