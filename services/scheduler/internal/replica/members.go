@@ -186,13 +186,27 @@ func (r *Replica) isAt(ctx context.Context, id, addr string) error {
 	return nil
 }
 
-// waits returns nil if a new replica answers at an address: one that does not is not made a member.
+// waits returns nil if a new replica answers at an address, also one that is just starting: one that
+// does not is not made a member.
 func (r *Replica) waits(ctx context.Context, id, addr string) error {
-	if err := r.answers(ctx, id, addr); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	for {
+		err := r.answers(ctx, id, addr)
+		if err == nil {
+			return nil
+		}
+		var no refused
+		if !errors.As(err, &no) {
+			select {
+			case <-time.After(r.cfg.Heartbeat / 4):
+				continue
+			case <-ctx.Done():
+			}
+		}
 		return errs.E("ask a new replica", errkind.Unavailable, id, fmt.Errorf(
 			"it does not answer at %s, so it was not added; start it with join set and a certificate that names it: %w", addr, err))
 	}
-	return nil
 }
 
 func (r *Replica) answers(ctx context.Context, id, addr string) error {
