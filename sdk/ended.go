@@ -181,3 +181,17 @@ func (s *Session) attend(epoch *corev1.Stamp, end func(error)) (leave func()) {
 		delete(s.attending, a)
 	}
 }
+
+// whyOver waits a moment for the event that tells why the handle's placement is over, which an attempt
+// to use it found out first. It returns stale, that attempt's error, when none comes.
+func (s *Session) whyOver(ctx context.Context, stale error) error {
+	told := make(chan error, 1)
+	defer s.attend(s.current().GetSession().GetEpoch(), func(err error) { told <- err })()
+	select {
+	case err := <-told:
+		return err
+	case <-time.After(2 * hostsOwnWord):
+	case <-ctx.Done():
+	}
+	return stale
+}

@@ -83,6 +83,9 @@ func (p *Process) again(ctx context.Context, since time.Time) (*stream, error) {
 		}
 		kind := KindOf(err)
 		retry := kind == errkind.Unavailable || kind == errkind.Deadline || kind == errkind.Busy || kind == errkind.Exhausted
+		if kind == errkind.StaleEpoch {
+			err = p.s.whyOver(ctx, err)
+		}
 		if end := (*EndedError)(nil); errors.As(err, &end) {
 			return nil, &UnknownExitError{Reason: end.Reason, Cause: err}
 		}
