@@ -70,7 +70,7 @@ type run struct {
 
 // TestChaos: zero lost, zero double owners, zero leaks.
 func TestChaos(t *testing.T) {
-	faults := number(t, "BERTH_FAULTS", 8)
+	faults := number(t, "BERTH_FAULTS", 4)
 	r := &run{t: t, seed: number(t, "BERTH_SEED", rand.Uint64()), owners: newOwners()}
 	t.Logf("%d faults; to repeat them: BERTH_SEED=%d BERTH_FAULTS=%d", faults, r.seed, faults)
 	r.history = newHistory(r.owners)
