@@ -86,3 +86,22 @@ func TestATransferThatIsCutWedgesNothing(t *testing.T) {
 		})
 	}
 }
+
+// An address that was mistyped took a living member's vote away: the next
+// replica that was lost took the group with it.
+func TestAMemberIsNotMovedToWhereItDoesNotAnswer(t *testing.T) {
+	g := newGroup(t, 3)
+	lead := g.leader()
+	before, err := lead.Peers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range before {
+		if err := lead.AddPeer(within(t, 10*time.Second), p.ID, freeAddr(t)); err == nil {
+			t.Errorf("%s was moved to where nobody is", p.ID)
+		}
+	}
+	if after, err := lead.Peers(); err != nil || !slices.Equal(after, before) {
+		t.Errorf("the group was %v and is %v (%v)", before, after, err)
+	}
+}
