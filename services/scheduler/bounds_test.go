@@ -70,7 +70,10 @@ func TestOpenDuringASaveWakesNothingThere(t *testing.T) {
 	h1.await(t, "sleep")
 	done := make(chan error, 1)
 	go func() { _, err := w.open(1, "r2"); done <- err }()
-	w.until("the open is committed", func() bool { return len(w.told(1)) > 0 && w.told(1)[len(w.told(1))-1].GetAdmitted() != nil })
+	w.until("the open is committed", func() bool {
+		told := w.told(1)
+		return len(told) > 0 && told[len(told)-1].GetAdmitted() != nil
+	})
 	time.Sleep(100 * time.Millisecond)
 	open()
 	if err := <-done; err != nil {
