@@ -35,6 +35,9 @@ image: setup ## make the default session image (cached by recipe)
 demo: runtimes image build ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
 	@go run ./tools/demo $(if $(JSON),--json)
 
+# The same faults in every run of the tests; make chaos, and go test by itself, draw new ones.
+test: export BERTH_SEED := $(or $(BERTH_SEED),20)
+
 # Packages whose tests start real sandboxes; they run one after the other, because a mount that
 # another test's new process copied for a moment keeps a disk busy.
 REAL := ./services/hostagent/... ./tools/runtimes/... ./test/...
