@@ -6,9 +6,7 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/obs"
-	"github.com/berth-dev/berth/internal/ociimage"
 	"github.com/berth-dev/berth/internal/svcmain"
 	"github.com/berth-dev/berth/services/credentials"
 	"github.com/berth-dev/berth/services/hostagent"
@@ -63,41 +61,9 @@ var programs = map[string]func() svcmain.Program{
 				return devissuer.Run(ctx, cfg, log, ready)
 			}}
 	},
-	"scheduler": func() svcmain.Program {
-		cfg := scheduler.NewConfig("")
-		return svcmain.Program{Name: "scheduler", Config: &cfg,
-			Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-				cfg.Log, cfg.Ready = log, ready
-				return scheduler.Run(ctx, cfg, conn)
-			}}
-	},
-	"hostagent": func() svcmain.Program {
-		cfg := hostagent.NewConfig()
-		return svcmain.Program{Name: "hostagent", Config: &cfg,
-			Preflight: func() error { return hostagent.Preflight(cfg) },
-			Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-				return hostagent.Run(ctx, cfg, conn, ociimage.LoadContext, log, ready)
-			}}
-	},
-	"credentials": func() svcmain.Program {
-		cfg := credentials.NewConfig()
-		return svcmain.Program{Name: "credentials", Config: &cfg,
-			Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-				return credentials.Run(ctx, cfg, conn, log, ready)
-			}}
-	},
-	"lifecycle": func() svcmain.Program {
-		cfg := lifecycle.NewConfig()
-		return svcmain.Program{Name: "lifecycle", Config: &cfg,
-			Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-				return lifecycle.Run(ctx, cfg, conn, log, ready)
-			}}
-	},
-	"identity": func() svcmain.Program {
-		cfg := identity.NewConfig()
-		return svcmain.Program{Name: "identity", Config: &cfg,
-			Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-				return identity.Run(ctx, cfg, conn, log, ready)
-			}}
-	},
+	"scheduler":   scheduler.Program,
+	"hostagent":   hostagent.Program,
+	"credentials": credentials.Program,
+	"lifecycle":   lifecycle.Program,
+	"identity":    identity.Program,
 }

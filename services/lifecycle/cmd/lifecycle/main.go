@@ -2,18 +2,8 @@
 package main
 
 import (
-	"context"
-	"log/slog"
-
-	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/svcmain"
 	"github.com/berth-dev/berth/services/lifecycle"
 )
 
-func main() {
-	cfg := lifecycle.NewConfig()
-	svcmain.Main(svcmain.Program{Name: "lifecycle", Config: &cfg,
-		Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-			return lifecycle.Run(ctx, cfg, conn, log, ready)
-		}})
-}
+func main() { svcmain.Main(lifecycle.Program()) }

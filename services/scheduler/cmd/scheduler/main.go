@@ -2,19 +2,8 @@
 package main
 
 import (
-	"context"
-	"log/slog"
-
-	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/svcmain"
 	"github.com/berth-dev/berth/services/scheduler"
 )
 
-func main() {
-	cfg := scheduler.NewConfig("")
-	svcmain.Main(svcmain.Program{Name: "scheduler", Config: &cfg,
-		Run: func(ctx context.Context, conn *bus.Conn, log *slog.Logger, ready func()) error {
-			cfg.Log, cfg.Ready = log, ready
-			return scheduler.Run(ctx, cfg, conn)
-		}})
-}
+func main() { svcmain.Main(scheduler.Program()) }
