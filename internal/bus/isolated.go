@@ -20,11 +20,11 @@ const (
 )
 
 // watchRoutes sends clients away while fewer than a majority of the nodes are
-// there, from the first time on that they were.
+// there. It begins when the streams are declared, and so when they were.
 func (s *Server) watchRoutes(ctx context.Context, nodes int, isolated func()) {
 	tick := time.NewTicker(isolatedEvery)
 	defer tick.Stop()
-	formed, sent := false, time.Time{}
+	var sent time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -32,10 +32,10 @@ func (s *Server) watchRoutes(ctx context.Context, nodes int, isolated func()) {
 		case <-tick.C:
 		}
 		if s.ns.NumRemotes()+1 > nodes/2 {
-			formed, sent = true, time.Time{}
+			sent = time.Time{}
 			continue
 		}
-		if !formed || !sent.IsZero() && time.Since(sent) < isolatedAgain {
+		if !sent.IsZero() && time.Since(sent) < isolatedAgain {
 			continue
 		}
 		sent = time.Now()
