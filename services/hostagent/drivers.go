@@ -2,7 +2,9 @@ package hostagent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -64,16 +66,45 @@ func openNull(_ context.Context, c Config, _ *slog.Logger) (driver.Driver, error
 	return null.Open(null.Config{Dir: filepath.Join(c.Dir, "sandboxes"), Bare: true})
 }
 
-// offered are the tiers that are configured and that the driver proved; none is a refusal.
-func offered(want []string, caps driver.Capabilities) ([]driver.Tier, error) {
+// offered are the tiers that are configured and that the driver can run, weakest first; none is a
+// refusal.
+func offered(want []string, caps map[driver.Tier]driver.Capabilities) ([]driver.Tier, error) {
 	var out []driver.Tier
-	for _, t := range caps.Tiers {
-		if slices.Contains(want, string(t)) {
+	for t, c := range caps {
+		if c.Absent == "" && slices.Contains(want, string(t)) {
 			out = append(out, t)
 		}
 	}
 	if len(out) == 0 {
-		return nil, errs.Errorf("start hostagent", errkind.Unavailable, "this host can run none of the tiers %v: %v", want, caps.Missing)
+		return nil, errs.Errorf("start hostagent", errkind.Unavailable, "this host can run none of the tiers %v: %v", want, lacking(caps))
 	}
+	slices.SortFunc(out, func(a, b driver.Tier) int { return int(tierOf(string(a)) - tierOf(string(b))) })
 	return out, nil
+}
+
+// lacking says what was tried on this host and is not there, each thing once.
+func lacking(caps map[driver.Tier]driver.Capabilities) []string {
+	var out []string
+	for _, t := range slices.Sorted(maps.Keys(caps)) {
+		c := caps[t]
+		if c.Absent != "" {
+			out = append(out, fmt.Sprintf("tier %s: %s", t, c.Absent))
+		}
+		for _, m := range c.Missing {
+			if !slices.Contains(out, m) {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// hasDisk reports whether sandboxes of this host have disks.
+func hasDisk(caps map[driver.Tier]driver.Capabilities) bool {
+	for _, c := range caps {
+		if c.Disk {
+			return true
+		}
+	}
+	return false
 }

@@ -3,7 +3,6 @@ package hostagent
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -74,7 +73,7 @@ func (h *host) gatherFacts() *hostv1.Facts {
 
 // missing is what was tried on this host and is not there.
 func (h *host) missing() []string {
-	out := slices.Clone(h.caps.Missing)
+	out := lacking(h.caps)
 	if h.pool != nil && h.pool.Missing() != "" {
 		out = append(out, "reflink: "+h.pool.Missing())
 	}

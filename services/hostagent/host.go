@@ -36,7 +36,7 @@ type host struct {
 	key    seal.XKey
 	conn   *bus.Conn
 	drv    driver.Driver
-	caps   driver.Capabilities
+	caps   map[driver.Tier]driver.Capabilities
 	tiers  []driver.Tier
 	bare   bool // sandboxes have no guest and no data plane
 	disks  disks

@@ -145,7 +145,7 @@ func (h *host) openFence() (err error) {
 }
 
 func (h *host) openDisks(ctx context.Context, load Loader) error {
-	if !h.caps.Disk {
+	if !hasDisk(h.caps) {
 		mem := newNullDisks()
 		h.disks, h.saves = mem, nullSaves{mem, h}
 		h.cfg.Capacity = h.cfg.Capacity.measured(1 << 50)

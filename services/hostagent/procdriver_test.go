@@ -112,8 +112,8 @@ func newProcs(t *testing.T) *procs {
 	return p
 }
 
-func (p *procs) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Tiers: []driver.Tier{driver.Null}, Adopts: true, Holds: true}
+func (p *procs) Capabilities() map[driver.Tier]driver.Capabilities {
+	return map[driver.Tier]driver.Capabilities{driver.Null: {Native: true, Adopts: true, Holds: true}}
 }
 
 func (p *procs) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {

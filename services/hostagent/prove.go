@@ -64,13 +64,14 @@ func (h *host) proveTiers(ctx context.Context) error {
 	for _, t := range todo {
 		if err := failed[t]; err != nil {
 			h.log.Warn("this host does not offer a tier", "tier", t, "reason", err)
-			h.caps.Missing = append(h.caps.Missing, fmt.Sprintf("tier %s: %v", t, err))
+			c := h.caps[t]
+			c.Absent = err.Error()
+			h.caps[t] = c
 			continue
 		}
 		known.Tiers = append(known.Tiers, t)
 	}
 	h.log.Info("proved what this host runs", "tiers", known.Tiers, "took", time.Since(began))
-	h.caps.Tiers = slices.DeleteFunc(slices.Clone(h.caps.Tiers), func(t driver.Tier) bool { return failed[t] != nil })
 	var err error
 	if h.tiers, err = offered(h.cfg.Tiers, h.caps); err != nil {
 		return err

@@ -29,8 +29,8 @@ func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 	}}
 	t.Cleanup(func() { delete(drivers, "proving") })
 	start := func() []driver.Tier {
-		h.caps = driver.Capabilities{Tiers: []driver.Tier{driver.Container, driver.GVisor}}
-		h.tiers, tried = h.caps.Tiers, nil
+		h.caps = map[driver.Tier]driver.Capabilities{driver.Container: {}, driver.GVisor: {}}
+		h.tiers, tried = []driver.Tier{driver.Container, driver.GVisor}, nil
 		must(t, h.proveTiers(t.Context()))
 		return tried
 	}
@@ -56,8 +56,8 @@ func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 	}
 	broken = map[driver.Tier]error{driver.Container: errors.New("no"), driver.GVisor: errors.New("no")}
 	must(t, os.Remove(filepath.Join(dir, "proved.json")))
-	h.caps = driver.Capabilities{Tiers: []driver.Tier{driver.Container, driver.GVisor}}
-	h.tiers = h.caps.Tiers
+	h.caps = map[driver.Tier]driver.Capabilities{driver.Container: {}, driver.GVisor: {}}
+	h.tiers = []driver.Tier{driver.Container, driver.GVisor}
 	if err := h.proveTiers(t.Context()); err == nil || !strings.Contains(err.Error(), "tier gvisor: no") {
 		t.Errorf("a host that can run nothing: %v", err)
 	}

@@ -92,7 +92,7 @@ func TestRealSandboxes(t *testing.T) {
 			r := realRig(t)
 			r.start()
 			if !r.run.h.offers(tier) {
-				t.Skipf("skipped: this host has no tier %s: %v", tierName(tier), r.run.h.caps.Missing)
+				t.Skipf("skipped: this host has no tier %s: %v", tierName(tier), lacking(r.run.h.caps))
 			}
 			lifeOf(t, r, tier)
 		})

@@ -276,7 +276,7 @@ func (m *making) origin() corev1.Origin {
 func (m *making) writePlace(context.Context) error {
 	p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), m.asOf, time.Now())
 	m.sb = &sandbox{place: p.json()}
-	if !m.s.h.caps.Disk {
+	if !hasDisk(m.s.h.caps) {
 		return nil
 	}
 	return writePlace(m.s.h.runFolder(driver.ID(m.key.Session, m.key.Generation, m.epoch)), m.sb.place)
@@ -312,7 +312,7 @@ func (h *host) greet(ctx context.Context, ch driver.Channel) (*hostend.Conn, err
 	const op = "wait for the guest's hello"
 	ctx, cancel := context.WithTimeout(ctx, h.cfg.Hello)
 	defer cancel()
-	pipe, err := hostend.OpenFIFOs(ch.Stdin, ch.Stdout)
+	pipe, err := hostend.OpenChannel(ctx, ch.Stdin, ch.Stdout, ch.Socket)
 	if err != nil {
 		return nil, errs.E(op, errkind.Unavailable, "", err)
 	}

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -18,8 +17,8 @@ const (
 	maxHostname = 63
 )
 
-// Check refuses a spec that no driver with these capabilities can honour; it is never weakened.
-func (s Spec) Check(c Capabilities) error {
+// Check refuses a spec that no driver with these tiers can honour; it is never weakened.
+func (s Spec) Check(tiers map[Tier]Capabilities) error {
 	const op = "create sandbox"
 	bad := func(why string) error { return errs.E(op, errkind.Invalid, s.ID().String(), why) }
 	if _, err := ids.ParseSessionKey(string(s.Session)); err != nil {
@@ -28,8 +27,9 @@ func (s Spec) Check(c Capabilities) error {
 	if s.Generation.IsZero() || s.Epoch.IsZero() {
 		return bad("generation and epoch must be given")
 	}
-	if !slices.Contains(c.Tiers, s.Tier) {
-		return errs.Errorf(op, errkind.Unimplemented, "this host has no tier %.32q", s.Tier)
+	c, known := tiers[s.Tier]
+	if !known || c.Absent != "" {
+		return errs.Errorf(op, errkind.Unimplemented, "this host has no tier %.32q%s", s.Tier, because(c.Absent))
 	}
 	if s.Limits.MemoryBytes < MinMemory || s.Limits.PIDs < MinPIDs || s.Limits.CPUMillis < MinCPU {
 		return errs.Errorf(op, errkind.Invalid, "limits are too small: at least %d bytes of memory, %d processes and %d/1000 of a core are needed",
@@ -46,7 +46,11 @@ func (s Spec) Check(c Capabilities) error {
 	if !c.Disk {
 		return nil
 	}
-	for _, p := range []string{s.Disk, s.RunDir, s.Image.Lower} {
+	disk, image := s.Disk, s.Image.Lower
+	if c.RawDisk {
+		disk, image = s.DiskImage, s.Image.Block
+	}
+	for _, p := range []string{disk, s.RunDir, image} {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
 			return errs.Errorf(op, errkind.Invalid, "%.256q is no absolute path", p)
 		}
@@ -55,6 +59,13 @@ func (s Spec) Check(c Capabilities) error {
 		return bad("neither a guest agent nor a program is given")
 	}
 	return nil
+}
+
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
 }
 
 func notHost(r rune) bool {

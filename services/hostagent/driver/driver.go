@@ -25,13 +25,22 @@ type Tier string
 const (
 	Container Tier = "container"
 	GVisor    Tier = "gvisor"
+	Kata      Tier = "kata"
+	MicroVM   Tier = "microvm"
+	WASM      Tier = "wasm"
 	Null      Tier = "null"
 )
+
+// VM reports whether sandboxes of the tier have a kernel of their own, which writes the session's
+// disk itself: the host never mounts such an image again.
+func (t Tier) VM() bool { return t == Kata || t == MicroVM }
 
 // Driver makes and removes sandboxes. It is safe for concurrent use; calls that concern one
 // sandbox wait for each other. Errors are of internal/errs.
 type Driver interface {
-	Capabilities() Capabilities
+	// Capabilities tells of every tier that the driver knows what it does on this host, or why it
+	// cannot run here.
+	Capabilities() map[Tier]Capabilities
 	// Create starts the sandbox of spec and returns when its first process runs; what that says is
 	// for the caller to read from the channel. It is idempotent: the same session, generation and
 	// epoch again return the sandbox that runs. Kinds: Invalid (the spec), Busy (another epoch of
@@ -75,38 +84,83 @@ type Checker interface {
 	Preflight(ctx context.Context) error
 }
 
-// Capabilities are what a driver really does on this host. The suite skips by them alone.
+// Snapshotter makes what sandboxes of an image are cloned from: a machine that was booted once, with
+// its memory. Create makes it when it is missing; who calls Snapshot first keeps users from waiting.
+// Idempotent. Kinds as Create.
+type Snapshotter interface {
+	Snapshot(ctx context.Context, t Tier, img Image, l Limits) error
+}
+
+// Resizer changes the limits of a running sandbox. Unimplemented, with the reason, for a change that
+// it cannot make; then nothing was changed.
+type Resizer interface {
+	Resize(ctx context.Context, id ids.SandboxID, l Limits) error
+}
+
+// DiskResizer tells a running sandbox that its disk image has grown to bytes. For tiers whose kernel
+// is their own; the file system inside is grown by the guest.
+type DiskResizer interface {
+	ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64) error
+}
+
+// Networker names the network namespace on the host that everything the sandbox sends comes out of:
+// /proc/PID/ns/net or a file that it is bound to. NotFound if it does not run.
+type Networker interface {
+	Netns(ctx context.Context, id ids.SandboxID) (string, error)
+}
+
+// Capabilities are what a driver really does in one tier on this host. The suite skips by them alone.
 type Capabilities struct {
-	Tiers []Tier
+	// Absent says why this host cannot run the tier; empty if it can.
+	Absent string
+	// Accel is what runs a kernel of its own: kvm, or tcg (emulated); empty in other tiers.
+	Accel string
+	// Native: programs of the machine's own kind run, with processes, users and /proc. Otherwise only
+	// WebAssembly modules do.
+	Native bool
 	// Isolated: own PID, IPC, UTS, network and mount namespaces (or a kernel of its own).
 	Isolated bool
+	// OwnKernel: a virtual machine; system calls end in a kernel that is not the host's.
+	OwnKernel bool
 	// UserNamespace: root inside is nobody outside.
 	UserNamespace bool
 	// Disk: the root is the image with the session's disk on top.
 	Disk bool
-	// Memory, PIDs, CPU: the limit is enforced.
-	Memory, PIDs, CPU bool
+	// RawDisk: the driver wants the disk's image file (Spec.DiskImage), not where it is mounted.
+	RawDisk bool
+	// Memory, PIDs, CPU, DiskIO, OpenFiles: the limit is enforced.
+	Memory, PIDs, CPU, DiskIO, OpenFiles bool
 	// OOMKillsAll: running out of memory ends the whole sandbox, not one process.
 	OOMKillsAll bool
 	// Adopts: a new driver on the same state finds and serves what runs.
 	Adopts bool
 	// Holds: the guest's input stays open when its only writer dies.
 	Holds bool
+	// Clones: sandboxes start from a memory snapshot.
+	Clones bool
 	// Missing says for people what was tried and is not there.
 	Missing []string
 }
 
-// Limits of one sandbox; all are required.
+// Limits of one sandbox; CPU, memory and processes are required.
 type Limits struct {
 	CPUMillis   uint32 // thousandths of a core
 	MemoryBytes uint64
 	PIDs        uint32
+	// DiskBytesPerSecond and DiskOpsPerSecond of reads and writes together; 0: no limit. Where
+	// Capabilities.DiskIO is false they are not enforced.
+	DiskBytesPerSecond uint64
+	DiskOpsPerSecond   uint64
+	// OpenFiles of one process (RLIMIT_NOFILE); 0: the driver's own.
+	OpenFiles uint64
 }
 
-// Image is an unpacked image. Lower is a folder that no sandbox can write.
+// Image is an unpacked image. Lower is a folder that no sandbox can write; Block is the same as a
+// read-only file system in a file (EROFS), for tiers with a kernel of their own, empty until made.
 type Image struct {
 	Digest string
 	Lower  string
+	Block  string
 	Env    []string
 }
 
@@ -119,6 +173,9 @@ type Spec struct {
 	Image      Image
 	// Disk is where the session's disk is mounted on the host; it holds the folders upper and work.
 	Disk string
+	// DiskImage is the session's disk as an ext4 image file, for a driver with RawDisk; Disk is empty
+	// then. The driver opens it itself; nothing on the host mounts it.
+	DiskImage string
 	// RunDir on the host appears read-only as /run/berth; files that are renamed into it later
 	// appear as well.
 	RunDir string
@@ -132,11 +189,13 @@ type Spec struct {
 	Limits   Limits
 }
 
-// Channel is the byte stream to the first process: two named pipes. The caller opens them; the
-// driver keeps the guest's ends alive while nobody has them open.
+// Channel is the byte stream to the first process: two named pipes, or a stream socket. The caller
+// opens them; the driver keeps the guest's ends alive while nobody has them open. A socket takes one
+// connection at a time, again and again.
 type Channel struct {
 	Stdin  string
 	Stdout string
+	Socket string // path of a unix socket; Stdin and Stdout are empty then
 }
 
 // Sandbox is running compute.

@@ -202,21 +202,20 @@ func (d *Driver) recall() error {
 }
 
 // Capabilities implements driver.Driver.
-func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{
-		Tiers: d.cfg.Tiers, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true,
-		Adopts: true, Holds: true,
-		Missing: []string{"a limit on disk bandwidth"},
-	}
+func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
+	out := map[driver.Tier]driver.Capabilities{}
 	for _, t := range d.cfg.Tiers {
-		c.UserNamespace = c.UserNamespace || t == driver.Container
-		c.OOMKillsAll = c.OOMKillsAll || t == driver.GVisor
+		c := driver.Capabilities{
+			Native: true, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true, Adopts: true, Holds: true,
+			UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
+			Missing: []string{"a limit on disk bandwidth"},
+		}
+		if !d.cgroup.V2() {
+			c.Missing = append(c.Missing, "cgroup v2")
+		}
+		out[t] = c
 	}
-	if d.cgroup.V2() {
-		return c
-	}
-	c.Missing = append(c.Missing, "cgroup v2")
-	return c
+	return out
 }
 
 // Close implements driver.Driver: it ends the private containerd, not the sandboxes.

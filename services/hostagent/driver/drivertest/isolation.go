@@ -214,8 +214,11 @@ func (s *suite) persists(t *testing.T) {
 	k.must(t, "remove", "/opt/folder")
 	k.must(t, "write", "/etc/changed", "by me")
 	s.stop(t, d, sb)
-	for _, tier := range s.caps.Tiers { // a disk moves between tiers
-		sub := &suite{host: s.host, tier: tier, caps: s.caps}
+	for tier, caps := range s.all { // a disk moves between tiers
+		if caps.Absent != "" || !caps.Disk || caps.RawDisk != s.caps.RawDisk {
+			continue
+		}
+		sub := &suite{host: s.host, tier: tier, caps: caps, all: s.all}
 		sb, k := sub.start(t, d, 1, 2)
 		if got := k.must(t, "read", "/etc/mine"); got != "kept" {
 			t.Errorf("%s: the file says %q", tier, got)

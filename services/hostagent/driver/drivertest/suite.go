@@ -5,6 +5,8 @@ package drivertest
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,21 +32,28 @@ type suite struct {
 	host Host
 	tier driver.Tier
 	caps driver.Capabilities
+	all  map[driver.Tier]driver.Capabilities
 }
 
 // Run runs every check that the driver's capabilities allow, for each of its tiers.
 func Run(t *testing.T, h Host) {
 	d := h.Open(t)
-	caps := d.Capabilities()
+	all := d.Capabilities()
 	if err := d.Close(); err != nil {
 		t.Fatalf("close: %v", err)
 	}
-	for _, m := range caps.Missing {
-		t.Logf("not on this host: %s", m)
-	}
-	for _, tier := range caps.Tiers {
-		s := &suite{host: h, tier: tier, caps: caps}
-		t.Run(string(tier), s.run)
+	for _, tier := range slices.Sorted(maps.Keys(all)) {
+		caps := all[tier]
+		for _, m := range caps.Missing {
+			t.Logf("not on this host: %s", m)
+		}
+		s := &suite{host: h, tier: tier, caps: caps, all: all}
+		t.Run(string(tier), func(t *testing.T) {
+			if caps.Absent != "" {
+				t.Skipf("this host cannot run tier %s: %s", tier, caps.Absent)
+			}
+			s.run(t)
+		})
 	}
 }
 

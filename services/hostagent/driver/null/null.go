@@ -98,8 +98,8 @@ func echo(_ context.Context, in io.Reader, out io.Writer) uint32 {
 }
 
 // Capabilities implements driver.Driver.
-func (d *Driver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Tiers: []driver.Tier{driver.Null}, Adopts: true, Holds: true}
+func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
+	return map[driver.Tier]driver.Capabilities{driver.Null: {Adopts: true, Holds: true}}
 }
 
 // Close implements driver.Driver. The sandboxes live as long as the World.

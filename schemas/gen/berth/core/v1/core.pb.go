@@ -458,7 +458,12 @@ type Limits struct {
 	MemoryBytes uint64 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	Pids        uint32 `protobuf:"varint,3,opt,name=pids,proto3" json:"pids,omitempty"`
 	// Size of the disk image: the session's quota.
-	DiskBytes     uint64 `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskBytes uint64 `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// Reads and writes of the disk together, each second; 0: no limit of its own.
+	DiskBytesPerSecond uint64 `protobuf:"varint,5,opt,name=disk_bytes_per_second,json=diskBytesPerSecond,proto3" json:"disk_bytes_per_second,omitempty"`
+	DiskOpsPerSecond   uint64 `protobuf:"varint,6,opt,name=disk_ops_per_second,json=diskOpsPerSecond,proto3" json:"disk_ops_per_second,omitempty"`
+	// Open files of one process; 0: the host's default.
+	OpenFiles     uint64 `protobuf:"varint,7,opt,name=open_files,json=openFiles,proto3" json:"open_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -521,6 +526,206 @@ func (x *Limits) GetDiskBytes() uint64 {
 	return 0
 }
 
+func (x *Limits) GetDiskBytesPerSecond() uint64 {
+	if x != nil {
+		return x.DiskBytesPerSecond
+	}
+	return 0
+}
+
+func (x *Limits) GetDiskOpsPerSecond() uint64 {
+	if x != nil {
+		return x.DiskOpsPerSecond
+	}
+	return 0
+}
+
+func (x *Limits) GetOpenFiles() uint64 {
+	if x != nil {
+		return x.OpenFiles
+	}
+	return 0
+}
+
+// TierFact is what a host says of one isolation tier that it knows.
+type TierFact struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Tier  Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
+	// What runs a kernel of its own: kvm, or tcg (emulated); empty in other tiers.
+	Accel string `protobuf:"bytes,2,opt,name=accel,proto3" json:"accel,omitempty"`
+	// Why the host cannot run it; empty: it was proved by a real sandbox.
+	Absent string `protobuf:"bytes,3,opt,name=absent,proto3" json:"absent,omitempty"`
+	// Limits that are not enforced in this tier on this host, for example "disk_io".
+	NotHeld       []string `protobuf:"bytes,4,rep,name=not_held,json=notHeld,proto3" json:"not_held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierFact) Reset() {
+	*x = TierFact{}
+	mi := &file_berth_core_v1_core_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierFact) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierFact) ProtoMessage() {}
+
+func (x *TierFact) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_core_v1_core_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierFact.ProtoReflect.Descriptor instead.
+func (*TierFact) Descriptor() ([]byte, []int) {
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TierFact) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierFact) GetAccel() string {
+	if x != nil {
+		return x.Accel
+	}
+	return ""
+}
+
+func (x *TierFact) GetAbsent() string {
+	if x != nil {
+		return x.Absent
+	}
+	return ""
+}
+
+func (x *TierFact) GetNotHeld() []string {
+	if x != nil {
+		return x.NotHeld
+	}
+	return nil
+}
+
+// TierDecision explains which isolation tier was chosen, and why.
+type TierDecision struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Chosen Tier                   `protobuf:"varint,1,opt,name=chosen,proto3,enum=berth.core.v1.Tier" json:"chosen,omitempty"`
+	// Weakest tier that was allowed, and who asked for that.
+	Floor     Tier   `protobuf:"varint,2,opt,name=floor,proto3,enum=berth.core.v1.Tier" json:"floor,omitempty"`
+	FloorFrom string `protobuf:"bytes,3,opt,name=floor_from,json=floorFrom,proto3" json:"floor_from,omitempty"`
+	// Name of the rule of the tier policy that decided.
+	Rule string `protobuf:"bytes,4,opt,name=rule,proto3" json:"rule,omitempty"`
+	// The tier that the rule asked for.
+	Wanted Tier `protobuf:"varint,5,opt,name=wanted,proto3,enum=berth.core.v1.Tier" json:"wanted,omitempty"`
+	// The facts that the policy saw, by name.
+	Facts map[string]string `protobuf:"bytes,6,rep,name=facts,proto3" json:"facts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Facts that nobody told: each counted as the riskiest.
+	Unknown []string `protobuf:"bytes,7,rep,name=unknown,proto3" json:"unknown,omitempty"`
+	// Tiers that would have been right and are not there, with the reason.
+	PassedOver    []string `protobuf:"bytes,8,rep,name=passed_over,json=passedOver,proto3" json:"passed_over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierDecision) Reset() {
+	*x = TierDecision{}
+	mi := &file_berth_core_v1_core_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierDecision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierDecision) ProtoMessage() {}
+
+func (x *TierDecision) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_core_v1_core_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierDecision.ProtoReflect.Descriptor instead.
+func (*TierDecision) Descriptor() ([]byte, []int) {
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TierDecision) GetChosen() Tier {
+	if x != nil {
+		return x.Chosen
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierDecision) GetFloor() Tier {
+	if x != nil {
+		return x.Floor
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierDecision) GetFloorFrom() string {
+	if x != nil {
+		return x.FloorFrom
+	}
+	return ""
+}
+
+func (x *TierDecision) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *TierDecision) GetWanted() Tier {
+	if x != nil {
+		return x.Wanted
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierDecision) GetFacts() map[string]string {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *TierDecision) GetUnknown() []string {
+	if x != nil {
+		return x.Unknown
+	}
+	return nil
+}
+
+func (x *TierDecision) GetPassedOver() []string {
+	if x != nil {
+		return x.PassedOver
+	}
+	return nil
+}
+
 // Step is one timed part of a larger operation.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -535,7 +740,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[3]
+	mi := &file_berth_core_v1_core_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +752,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[3]
+	mi := &file_berth_core_v1_core_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +765,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{3}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Step) GetName() string {
@@ -595,7 +800,7 @@ type Timing struct {
 
 func (x *Timing) Reset() {
 	*x = Timing{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[4]
+	mi := &file_berth_core_v1_core_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +812,7 @@ func (x *Timing) String() string {
 func (*Timing) ProtoMessage() {}
 
 func (x *Timing) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[4]
+	mi := &file_berth_core_v1_core_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +825,7 @@ func (x *Timing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timing.ProtoReflect.Descriptor instead.
 func (*Timing) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{4}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Timing) GetTotal() *durationpb.Duration {
@@ -653,7 +858,7 @@ type Actor struct {
 
 func (x *Actor) Reset() {
 	*x = Actor{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[5]
+	mi := &file_berth_core_v1_core_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +870,7 @@ func (x *Actor) String() string {
 func (*Actor) ProtoMessage() {}
 
 func (x *Actor) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[5]
+	mi := &file_berth_core_v1_core_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +883,7 @@ func (x *Actor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Actor.ProtoReflect.Descriptor instead.
 func (*Actor) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{5}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Actor) GetTenant() string {
@@ -738,7 +943,7 @@ type Terms struct {
 
 func (x *Terms) Reset() {
 	*x = Terms{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[6]
+	mi := &file_berth_core_v1_core_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +955,7 @@ func (x *Terms) String() string {
 func (*Terms) ProtoMessage() {}
 
 func (x *Terms) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[6]
+	mi := &file_berth_core_v1_core_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +968,7 @@ func (x *Terms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terms.ProtoReflect.Descriptor instead.
 func (*Terms) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{6}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Terms) GetPlan() string {
@@ -875,7 +1080,7 @@ type Snapshots struct {
 
 func (x *Snapshots) Reset() {
 	*x = Snapshots{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	mi := &file_berth_core_v1_core_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +1092,7 @@ func (x *Snapshots) String() string {
 func (*Snapshots) ProtoMessage() {}
 
 func (x *Snapshots) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[7]
+	mi := &file_berth_core_v1_core_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +1105,7 @@ func (x *Snapshots) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshots.ProtoReflect.Descriptor instead.
 func (*Snapshots) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{7}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Snapshots) GetEvery() *durationpb.Duration {
@@ -947,14 +1152,16 @@ type Admission struct {
 	// Human name of the session within its principal.
 	SessionName string `protobuf:"bytes,8,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
 	// Session keys under all live versions of the derivation key, newest first.
-	Keys          []string `protobuf:"bytes,9,rep,name=keys,proto3" json:"keys,omitempty"`
+	Keys []string `protobuf:"bytes,9,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Why this isolation tier.
+	TierDecision  *TierDecision `protobuf:"bytes,10,opt,name=tier_decision,json=tierDecision,proto3" json:"tier_decision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[8]
+	mi := &file_berth_core_v1_core_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1173,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[8]
+	mi := &file_berth_core_v1_core_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1186,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{8}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Admission) GetActor() *Actor {
@@ -1045,6 +1252,13 @@ func (x *Admission) GetKeys() []string {
 	return nil
 }
 
+func (x *Admission) GetTierDecision() *TierDecision {
+	if x != nil {
+		return x.TierDecision
+	}
+	return nil
+}
+
 // Manifest describes a disk at one time: a sealed object in the store of disks.
 type Manifest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1064,14 +1278,17 @@ type Manifest struct {
 	// is replayed at the next wake.
 	CrashConsistent bool `protobuf:"varint,10,opt,name=crash_consistent,json=crashConsistent,proto3" json:"crash_consistent,omitempty"`
 	// The earlier manifest whose files this one brought back; empty otherwise.
-	RestoredFrom  string `protobuf:"bytes,11,opt,name=restored_from,json=restoredFrom,proto3" json:"restored_from,omitempty"`
+	RestoredFrom string `protobuf:"bytes,11,opt,name=restored_from,json=restoredFrom,proto3" json:"restored_from,omitempty"`
+	// A virtual machine wrote the disk: no host mounts it, and it wakes only in tiers with a kernel of
+	// their own. Never unset within a generation.
+	VmWritten     bool `protobuf:"varint,12,opt,name=vm_written,json=vmWritten,proto3" json:"vm_written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[9]
+	mi := &file_berth_core_v1_core_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1300,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[9]
+	mi := &file_berth_core_v1_core_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1313,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{9}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Manifest) GetId() string {
@@ -1176,6 +1393,13 @@ func (x *Manifest) GetRestoredFrom() string {
 	return ""
 }
 
+func (x *Manifest) GetVmWritten() bool {
+	if x != nil {
+		return x.VmWritten
+	}
+	return false
+}
+
 // Failure is a reason that a person can read, with a kind a program can match.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1189,7 +1413,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_berth_core_v1_core_proto_msgTypes[10]
+	mi := &file_berth_core_v1_core_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1425,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_core_v1_core_proto_msgTypes[10]
+	mi := &file_berth_core_v1_core_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1438,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{10}
+	return file_berth_core_v1_core_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Failure) GetKind() string {
@@ -1246,14 +1470,38 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x03 \x01(\v2\x14.berth.core.v1.StampR\n" +
 	"generation\x12*\n" +
-	"\x05epoch\x18\x04 \x01(\v2\x14.berth.core.v1.StampR\x05epoch\"}\n" +
+	"\x05epoch\x18\x04 \x01(\v2\x14.berth.core.v1.StampR\x05epoch\"\xfe\x01\n" +
 	"\x06Limits\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12\x12\n" +
 	"\x04pids\x18\x03 \x01(\rR\x04pids\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x04 \x01(\x04R\tdiskBytes\"z\n" +
+	"disk_bytes\x18\x04 \x01(\x04R\tdiskBytes\x121\n" +
+	"\x15disk_bytes_per_second\x18\x05 \x01(\x04R\x12diskBytesPerSecond\x12-\n" +
+	"\x13disk_ops_per_second\x18\x06 \x01(\x04R\x10diskOpsPerSecond\x12\x1d\n" +
+	"\n" +
+	"open_files\x18\a \x01(\x04R\topenFiles\"|\n" +
+	"\bTierFact\x12'\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12\x14\n" +
+	"\x05accel\x18\x02 \x01(\tR\x05accel\x12\x16\n" +
+	"\x06absent\x18\x03 \x01(\tR\x06absent\x12\x19\n" +
+	"\bnot_held\x18\x04 \x03(\tR\anotHeld\"\xf9\x02\n" +
+	"\fTierDecision\x12+\n" +
+	"\x06chosen\x18\x01 \x01(\x0e2\x13.berth.core.v1.TierR\x06chosen\x12)\n" +
+	"\x05floor\x18\x02 \x01(\x0e2\x13.berth.core.v1.TierR\x05floor\x12\x1d\n" +
+	"\n" +
+	"floor_from\x18\x03 \x01(\tR\tfloorFrom\x12\x12\n" +
+	"\x04rule\x18\x04 \x01(\tR\x04rule\x12+\n" +
+	"\x06wanted\x18\x05 \x01(\x0e2\x13.berth.core.v1.TierR\x06wanted\x12<\n" +
+	"\x05facts\x18\x06 \x03(\v2&.berth.core.v1.TierDecision.FactsEntryR\x05facts\x12\x18\n" +
+	"\aunknown\x18\a \x03(\tR\aunknown\x12\x1f\n" +
+	"\vpassed_over\x18\b \x03(\tR\n" +
+	"passedOver\x1a8\n" +
+	"\n" +
+	"FactsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x12-\n" +
@@ -1288,7 +1536,7 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\vkeep_hourly\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"keepHourly\x128\n" +
 	"\n" +
-	"keep_daily\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tkeepDaily\"\xf3\x02\n" +
+	"keep_daily\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tkeepDaily\"\xb5\x03\n" +
 	"\tAdmission\x12*\n" +
 	"\x05actor\x18\x01 \x01(\v2\x14.berth.core.v1.ActorR\x05actor\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1d\n" +
@@ -1299,7 +1547,9 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12*\n" +
 	"\x05cause\x18\a \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12!\n" +
 	"\fsession_name\x18\b \x01(\tR\vsessionName\x12\x12\n" +
-	"\x04keys\x18\t \x03(\tR\x04keys\"\x9a\x03\n" +
+	"\x04keys\x18\t \x03(\tR\x04keys\x12@\n" +
+	"\rtier_decision\x18\n" +
+	" \x01(\v2\x1b.berth.core.v1.TierDecisionR\ftierDecision\"\xb9\x03\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
 	"\n" +
@@ -1315,7 +1565,9 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x04host\x18\t \x01(\tR\x04host\x12)\n" +
 	"\x10crash_consistent\x18\n" +
 	" \x01(\bR\x0fcrashConsistent\x12#\n" +
-	"\rrestored_from\x18\v \x01(\tR\frestoredFrom\"5\n" +
+	"\rrestored_from\x18\v \x01(\tR\frestoredFrom\x12\x1d\n" +
+	"\n" +
+	"vm_written\x18\f \x01(\bR\tvmWritten\"5\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason*\x80\x01\n" +
@@ -1368,7 +1620,7 @@ func file_berth_core_v1_core_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_core_v1_core_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_berth_core_v1_core_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_berth_core_v1_core_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_berth_core_v1_core_proto_goTypes = []any{
 	(Tier)(0),                     // 0: berth.core.v1.Tier
 	(Persistence)(0),              // 1: berth.core.v1.Persistence
@@ -1378,47 +1630,56 @@ var file_berth_core_v1_core_proto_goTypes = []any{
 	(*Stamp)(nil),                 // 5: berth.core.v1.Stamp
 	(*SessionRef)(nil),            // 6: berth.core.v1.SessionRef
 	(*Limits)(nil),                // 7: berth.core.v1.Limits
-	(*Step)(nil),                  // 8: berth.core.v1.Step
-	(*Timing)(nil),                // 9: berth.core.v1.Timing
-	(*Actor)(nil),                 // 10: berth.core.v1.Actor
-	(*Terms)(nil),                 // 11: berth.core.v1.Terms
-	(*Snapshots)(nil),             // 12: berth.core.v1.Snapshots
-	(*Admission)(nil),             // 13: berth.core.v1.Admission
-	(*Manifest)(nil),              // 14: berth.core.v1.Manifest
-	(*Failure)(nil),               // 15: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*TierFact)(nil),              // 8: berth.core.v1.TierFact
+	(*TierDecision)(nil),          // 9: berth.core.v1.TierDecision
+	(*Step)(nil),                  // 10: berth.core.v1.Step
+	(*Timing)(nil),                // 11: berth.core.v1.Timing
+	(*Actor)(nil),                 // 12: berth.core.v1.Actor
+	(*Terms)(nil),                 // 13: berth.core.v1.Terms
+	(*Snapshots)(nil),             // 14: berth.core.v1.Snapshots
+	(*Admission)(nil),             // 15: berth.core.v1.Admission
+	(*Manifest)(nil),              // 16: berth.core.v1.Manifest
+	(*Failure)(nil),               // 17: berth.core.v1.Failure
+	nil,                           // 18: berth.core.v1.TierDecision.FactsEntry
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
 }
 var file_berth_core_v1_core_proto_depIdxs = []int32{
 	5,  // 0: berth.core.v1.SessionRef.generation:type_name -> berth.core.v1.Stamp
 	5,  // 1: berth.core.v1.SessionRef.epoch:type_name -> berth.core.v1.Stamp
-	16, // 2: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
-	16, // 3: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
-	16, // 4: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
-	8,  // 5: berth.core.v1.Timing.steps:type_name -> berth.core.v1.Step
-	0,  // 6: berth.core.v1.Terms.tier:type_name -> berth.core.v1.Tier
-	7,  // 7: berth.core.v1.Terms.limits:type_name -> berth.core.v1.Limits
-	1,  // 8: berth.core.v1.Terms.persistence:type_name -> berth.core.v1.Persistence
-	16, // 9: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
-	16, // 10: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
-	12, // 11: berth.core.v1.Terms.snapshots:type_name -> berth.core.v1.Snapshots
-	16, // 12: berth.core.v1.Snapshots.every:type_name -> google.protobuf.Duration
-	16, // 13: berth.core.v1.Snapshots.keep_all:type_name -> google.protobuf.Duration
-	16, // 14: berth.core.v1.Snapshots.keep_hourly:type_name -> google.protobuf.Duration
-	16, // 15: berth.core.v1.Snapshots.keep_daily:type_name -> google.protobuf.Duration
-	10, // 16: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
-	11, // 17: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
-	17, // 18: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
-	17, // 19: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
-	4,  // 20: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
-	5,  // 21: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
-	5,  // 22: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
-	17, // 23: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	0,  // 2: berth.core.v1.TierFact.tier:type_name -> berth.core.v1.Tier
+	0,  // 3: berth.core.v1.TierDecision.chosen:type_name -> berth.core.v1.Tier
+	0,  // 4: berth.core.v1.TierDecision.floor:type_name -> berth.core.v1.Tier
+	0,  // 5: berth.core.v1.TierDecision.wanted:type_name -> berth.core.v1.Tier
+	18, // 6: berth.core.v1.TierDecision.facts:type_name -> berth.core.v1.TierDecision.FactsEntry
+	19, // 7: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
+	19, // 8: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
+	19, // 9: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
+	10, // 10: berth.core.v1.Timing.steps:type_name -> berth.core.v1.Step
+	0,  // 11: berth.core.v1.Terms.tier:type_name -> berth.core.v1.Tier
+	7,  // 12: berth.core.v1.Terms.limits:type_name -> berth.core.v1.Limits
+	1,  // 13: berth.core.v1.Terms.persistence:type_name -> berth.core.v1.Persistence
+	19, // 14: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
+	19, // 15: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
+	14, // 16: berth.core.v1.Terms.snapshots:type_name -> berth.core.v1.Snapshots
+	19, // 17: berth.core.v1.Snapshots.every:type_name -> google.protobuf.Duration
+	19, // 18: berth.core.v1.Snapshots.keep_all:type_name -> google.protobuf.Duration
+	19, // 19: berth.core.v1.Snapshots.keep_hourly:type_name -> google.protobuf.Duration
+	19, // 20: berth.core.v1.Snapshots.keep_daily:type_name -> google.protobuf.Duration
+	12, // 21: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
+	13, // 22: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
+	20, // 23: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
+	20, // 24: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
+	4,  // 25: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
+	9,  // 26: berth.core.v1.Admission.tier_decision:type_name -> berth.core.v1.TierDecision
+	5,  // 27: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
+	5,  // 28: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
+	20, // 29: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_berth_core_v1_core_proto_init() }
@@ -1432,7 +1693,7 @@ func file_berth_core_v1_core_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_core_v1_core_proto_rawDesc), len(file_berth_core_v1_core_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

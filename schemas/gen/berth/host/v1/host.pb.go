@@ -45,7 +45,9 @@ type WakeRequest struct {
 	// from the store is restored as of the manifest's time.
 	Unsaved bool `protobuf:"varint,9,opt,name=unsaved,proto3" json:"unsaved,omitempty"`
 	// Bring back this earlier manifest; it becomes a new one whose parent is manifest.
-	Restore       string `protobuf:"bytes,10,opt,name=restore,proto3" json:"restore,omitempty"`
+	Restore string `protobuf:"bytes,10,opt,name=restore,proto3" json:"restore,omitempty"`
+	// A virtual machine wrote the disk: refused in a tier without a kernel of its own.
+	VmWritten     bool `protobuf:"varint,11,opt,name=vm_written,json=vmWritten,proto3" json:"vm_written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +150,13 @@ func (x *WakeRequest) GetRestore() string {
 		return x.Restore
 	}
 	return ""
+}
+
+func (x *WakeRequest) GetVmWritten() bool {
+	if x != nil {
+		return x.VmWritten
+	}
+	return false
 }
 
 // WakeReply: the guest answered in this epoch. Nothing of the user runs before scheduler commits.
@@ -1476,7 +1485,9 @@ type Facts struct {
 	// What was tried and is not there, with the reason.
 	Missing []string `protobuf:"bytes,10,rep,name=missing,proto3" json:"missing,omitempty"`
 	// Kind of the store of disks: its URL without user, password and query.
-	Store         string `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`
+	Store string `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`
+	// Every isolation tier that the host knows.
+	TierFacts     []*v1.TierFact `protobuf:"bytes,12,rep,name=tier_facts,json=tierFacts,proto3" json:"tier_facts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1588,6 +1599,13 @@ func (x *Facts) GetStore() string {
 	return ""
 }
 
+func (x *Facts) GetTierFacts() []*v1.TierFact {
+	if x != nil {
+		return x.TierFacts
+	}
+	return nil
+}
+
 // UsageSample is published on berth.v1.usage.<tenant>.<session>.
 type UsageSample struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1677,7 +1695,7 @@ var File_berth_host_v1_host_proto protoreflect.FileDescriptor
 
 const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x03\n" +
+	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\x03\n" +
 	"\vWakeRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1a\n" +
@@ -1689,7 +1707,9 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x05fresh\x18\b \x01(\bR\x05fresh\x12\x18\n" +
 	"\aunsaved\x18\t \x01(\bR\aunsaved\x12\x18\n" +
 	"\arestore\x18\n" +
-	" \x01(\tR\arestore\"\xce\x01\n" +
+	" \x01(\tR\arestore\x12\x1d\n" +
+	"\n" +
+	"vm_written\x18\v \x01(\bR\tvmWritten\"\xce\x01\n" +
 	"\tWakeReply\x12-\n" +
 	"\x06origin\x18\x01 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
 	"\x0erestored_as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\x12-\n" +
@@ -1789,7 +1809,7 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"done_bytes\x18\x06 \x01(\x04R\tdoneBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\a \x01(\x04R\n" +
-	"totalBytes\"\xdd\x02\n" +
+	"totalBytes\"\x95\x03\n" +
 	"\x05Facts\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12)\n" +
@@ -1802,7 +1822,9 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x06kernel\x18\t \x01(\tR\x06kernel\x12\x18\n" +
 	"\amissing\x18\n" +
 	" \x03(\tR\amissing\x12\x14\n" +
-	"\x05store\x18\v \x01(\tR\x05store\"\x8e\x02\n" +
+	"\x05store\x18\v \x01(\tR\x05store\x126\n" +
+	"\n" +
+	"tier_facts\x18\f \x03(\v2\x17.berth.core.v1.TierFactR\ttierFacts\"\x8e\x02\n" +
 	"\vUsageSample\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12+\n" +
@@ -1859,7 +1881,8 @@ var file_berth_host_v1_host_proto_goTypes = []any{
 	(*v1.Manifest)(nil),           // 29: berth.core.v1.Manifest
 	(v1.Tier)(0),                  // 30: berth.core.v1.Tier
 	(*v1.Limits)(nil),             // 31: berth.core.v1.Limits
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*v1.TierFact)(nil),           // 32: berth.core.v1.TierFact
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
 }
 var file_berth_host_v1_host_proto_depIdxs = []int32{
 	23, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
@@ -1895,15 +1918,16 @@ var file_berth_host_v1_host_proto_depIdxs = []int32{
 	30, // 30: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
 	31, // 31: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
 	26, // 32: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	23, // 33: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	26, // 34: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	32, // 35: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	32, // 36: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	32, // 33: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
+	23, // 34: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	26, // 35: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	33, // 36: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	33, // 37: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }

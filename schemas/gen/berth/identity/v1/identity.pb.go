@@ -26,6 +26,179 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// CodeAuthor says who wrote the code that will run.
+type CodeAuthor int32
+
+const (
+	// Not told: counts as the riskiest.
+	CodeAuthor_CODE_AUTHOR_UNSPECIFIED CodeAuthor = 0
+	// The operator of the platform: the template's own programs.
+	CodeAuthor_CODE_AUTHOR_OPERATOR CodeAuthor = 1
+	// The user whose session it is.
+	CodeAuthor_CODE_AUTHOR_USER CodeAuthor = 2
+	// A model, at the user's wish.
+	CodeAuthor_CODE_AUTHOR_MODEL CodeAuthor = 3
+	// Somebody else: a package, a repository, an upload.
+	CodeAuthor_CODE_AUTHOR_THIRD_PARTY CodeAuthor = 4
+)
+
+// Enum value maps for CodeAuthor.
+var (
+	CodeAuthor_name = map[int32]string{
+		0: "CODE_AUTHOR_UNSPECIFIED",
+		1: "CODE_AUTHOR_OPERATOR",
+		2: "CODE_AUTHOR_USER",
+		3: "CODE_AUTHOR_MODEL",
+		4: "CODE_AUTHOR_THIRD_PARTY",
+	}
+	CodeAuthor_value = map[string]int32{
+		"CODE_AUTHOR_UNSPECIFIED": 0,
+		"CODE_AUTHOR_OPERATOR":    1,
+		"CODE_AUTHOR_USER":        2,
+		"CODE_AUTHOR_MODEL":       3,
+		"CODE_AUTHOR_THIRD_PARTY": 4,
+	}
+)
+
+func (x CodeAuthor) Enum() *CodeAuthor {
+	p := new(CodeAuthor)
+	*p = x
+	return p
+}
+
+func (x CodeAuthor) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CodeAuthor) Descriptor() protoreflect.EnumDescriptor {
+	return file_berth_identity_v1_identity_proto_enumTypes[0].Descriptor()
+}
+
+func (CodeAuthor) Type() protoreflect.EnumType {
+	return &file_berth_identity_v1_identity_proto_enumTypes[0]
+}
+
+func (x CodeAuthor) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CodeAuthor.Descriptor instead.
+func (CodeAuthor) EnumDescriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{0}
+}
+
+// ToolBreadth says what the code is asked to do.
+type ToolBreadth int32
+
+const (
+	// Not told: counts as the riskiest.
+	ToolBreadth_TOOL_BREADTH_UNSPECIFIED ToolBreadth = 0
+	// One bounded call: input, output, no processes.
+	ToolBreadth_TOOL_BREADTH_BOUNDED ToolBreadth = 1
+	// Programs of the template alone.
+	ToolBreadth_TOOL_BREADTH_FIXED ToolBreadth = 2
+	// Anything that can be written to the disk and run.
+	ToolBreadth_TOOL_BREADTH_ANY ToolBreadth = 3
+)
+
+// Enum value maps for ToolBreadth.
+var (
+	ToolBreadth_name = map[int32]string{
+		0: "TOOL_BREADTH_UNSPECIFIED",
+		1: "TOOL_BREADTH_BOUNDED",
+		2: "TOOL_BREADTH_FIXED",
+		3: "TOOL_BREADTH_ANY",
+	}
+	ToolBreadth_value = map[string]int32{
+		"TOOL_BREADTH_UNSPECIFIED": 0,
+		"TOOL_BREADTH_BOUNDED":     1,
+		"TOOL_BREADTH_FIXED":       2,
+		"TOOL_BREADTH_ANY":         3,
+	}
+)
+
+func (x ToolBreadth) Enum() *ToolBreadth {
+	p := new(ToolBreadth)
+	*p = x
+	return p
+}
+
+func (x ToolBreadth) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolBreadth) Descriptor() protoreflect.EnumDescriptor {
+	return file_berth_identity_v1_identity_proto_enumTypes[1].Descriptor()
+}
+
+func (ToolBreadth) Type() protoreflect.EnumType {
+	return &file_berth_identity_v1_identity_proto_enumTypes[1]
+}
+
+func (x ToolBreadth) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolBreadth.Descriptor instead.
+func (ToolBreadth) EnumDescriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{1}
+}
+
+// NetworkNeed says how far the code must reach.
+type NetworkNeed int32
+
+const (
+	// Not told: counts as the riskiest.
+	NetworkNeed_NETWORK_NEED_UNSPECIFIED NetworkNeed = 0
+	NetworkNeed_NETWORK_NEED_NONE        NetworkNeed = 1
+	// Hosts that a policy names.
+	NetworkNeed_NETWORK_NEED_NAMED NetworkNeed = 2
+	NetworkNeed_NETWORK_NEED_OPEN  NetworkNeed = 3
+)
+
+// Enum value maps for NetworkNeed.
+var (
+	NetworkNeed_name = map[int32]string{
+		0: "NETWORK_NEED_UNSPECIFIED",
+		1: "NETWORK_NEED_NONE",
+		2: "NETWORK_NEED_NAMED",
+		3: "NETWORK_NEED_OPEN",
+	}
+	NetworkNeed_value = map[string]int32{
+		"NETWORK_NEED_UNSPECIFIED": 0,
+		"NETWORK_NEED_NONE":        1,
+		"NETWORK_NEED_NAMED":       2,
+		"NETWORK_NEED_OPEN":        3,
+	}
+)
+
+func (x NetworkNeed) Enum() *NetworkNeed {
+	p := new(NetworkNeed)
+	*p = x
+	return p
+}
+
+func (x NetworkNeed) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NetworkNeed) Descriptor() protoreflect.EnumDescriptor {
+	return file_berth_identity_v1_identity_proto_enumTypes[2].Descriptor()
+}
+
+func (NetworkNeed) Type() protoreflect.EnumType {
+	return &file_berth_identity_v1_identity_proto_enumTypes[2]
+}
+
+func (x NetworkNeed) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NetworkNeed.Descriptor instead.
+func (NetworkNeed) EnumDescriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{2}
+}
+
 // SealedRequest is all that is on the bus of a request. Sent to both doors for every verb.
 type SealedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -420,14 +593,19 @@ func (*Reply_Status) isReply_Outcome() {}
 
 func (*Reply_Failure) isReply_Outcome() {}
 
-// RiskFacts are what the frontend knows about the code that will run.
+// RiskFacts are what the frontend knows about the code that will run. What is not told counts as the
+// riskiest.
 type RiskFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The code was written by a model or a third party, not by the user.
+	// The code was written by a model or a third party, not by the user; the same as code_author
+	// third_party where that is not told.
 	UntrustedCode bool `protobuf:"varint,1,opt,name=untrusted_code,json=untrustedCode,proto3" json:"untrusted_code,omitempty"`
 	ToolAccess    bool `protobuf:"varint,2,opt,name=tool_access,json=toolAccess,proto3" json:"tool_access,omitempty"`
-	// Free word that the tenant's policy knows, for example "internal".
-	DataClass     string `protobuf:"bytes,3,opt,name=data_class,json=dataClass,proto3" json:"data_class,omitempty"`
+	// Free word that the tier policy knows, for example "internal".
+	DataClass     string      `protobuf:"bytes,3,opt,name=data_class,json=dataClass,proto3" json:"data_class,omitempty"`
+	CodeAuthor    CodeAuthor  `protobuf:"varint,4,opt,name=code_author,json=codeAuthor,proto3,enum=berth.identity.v1.CodeAuthor" json:"code_author,omitempty"`
+	Tools         ToolBreadth `protobuf:"varint,5,opt,name=tools,proto3,enum=berth.identity.v1.ToolBreadth" json:"tools,omitempty"`
+	Network       NetworkNeed `protobuf:"varint,6,opt,name=network,proto3,enum=berth.identity.v1.NetworkNeed" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +659,27 @@ func (x *RiskFacts) GetDataClass() string {
 		return x.DataClass
 	}
 	return ""
+}
+
+func (x *RiskFacts) GetCodeAuthor() CodeAuthor {
+	if x != nil {
+		return x.CodeAuthor
+	}
+	return CodeAuthor_CODE_AUTHOR_UNSPECIFIED
+}
+
+func (x *RiskFacts) GetTools() ToolBreadth {
+	if x != nil {
+		return x.Tools
+	}
+	return ToolBreadth_TOOL_BREADTH_UNSPECIFIED
+}
+
+func (x *RiskFacts) GetNetwork() NetworkNeed {
+	if x != nil {
+		return x.Network
+	}
+	return NetworkNeed_NETWORK_NEED_UNSPECIFIED
 }
 
 // OpenRequest asks for a session to be awake.
@@ -1586,13 +1785,17 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x05renew\x18\x05 \x01(\v2\x1d.berth.identity.v1.RenewReplyH\x00R\x05renew\x128\n" +
 	"\x06status\x18\x06 \x01(\v2\x1e.berth.identity.v1.StatusReplyH\x00R\x06status\x122\n" +
 	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureH\x00R\afailureB\t\n" +
-	"\aoutcome\"r\n" +
+	"\aoutcome\"\xa2\x02\n" +
 	"\tRiskFacts\x12%\n" +
 	"\x0euntrusted_code\x18\x01 \x01(\bR\runtrustedCode\x12\x1f\n" +
 	"\vtool_access\x18\x02 \x01(\bR\n" +
 	"toolAccess\x12\x1d\n" +
 	"\n" +
-	"data_class\x18\x03 \x01(\tR\tdataClass\"\xaa\x03\n" +
+	"data_class\x18\x03 \x01(\tR\tdataClass\x12>\n" +
+	"\vcode_author\x18\x04 \x01(\x0e2\x1d.berth.identity.v1.CodeAuthorR\n" +
+	"codeAuthor\x124\n" +
+	"\x05tools\x18\x05 \x01(\x0e2\x1e.berth.identity.v1.ToolBreadthR\x05tools\x128\n" +
+	"\anetwork\x18\x06 \x01(\x0e2\x1e.berth.identity.v1.NetworkNeedR\anetwork\"\xaa\x03\n" +
 	"\vOpenRequest\x12!\n" +
 	"\fsession_name\x18\x01 \x01(\tR\vsessionName\x12<\n" +
 	"\vpersistence\x18\x02 \x01(\x0e2\x1a.berth.core.v1.PersistenceR\vpersistence\x12\x1a\n" +
@@ -1673,7 +1876,24 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x04door\x18\x05 \x01(\tR\x04door\x12\x1a\n" +
 	"\badmitted\x18\x06 \x01(\bR\badmitted\x120\n" +
 	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureR\afailure\x12*\n" +
-	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02atB\xd1\x01\n" +
+	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at*\x8d\x01\n" +
+	"\n" +
+	"CodeAuthor\x12\x1b\n" +
+	"\x17CODE_AUTHOR_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14CODE_AUTHOR_OPERATOR\x10\x01\x12\x14\n" +
+	"\x10CODE_AUTHOR_USER\x10\x02\x12\x15\n" +
+	"\x11CODE_AUTHOR_MODEL\x10\x03\x12\x1b\n" +
+	"\x17CODE_AUTHOR_THIRD_PARTY\x10\x04*s\n" +
+	"\vToolBreadth\x12\x1c\n" +
+	"\x18TOOL_BREADTH_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14TOOL_BREADTH_BOUNDED\x10\x01\x12\x16\n" +
+	"\x12TOOL_BREADTH_FIXED\x10\x02\x12\x14\n" +
+	"\x10TOOL_BREADTH_ANY\x10\x03*q\n" +
+	"\vNetworkNeed\x12\x1c\n" +
+	"\x18NETWORK_NEED_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11NETWORK_NEED_NONE\x10\x01\x12\x16\n" +
+	"\x12NETWORK_NEED_NAMED\x10\x02\x12\x15\n" +
+	"\x11NETWORK_NEED_OPEN\x10\x03B\xd1\x01\n" +
 	"\x15com.berth.identity.v1B\rIdentityProtoP\x01ZCgithub.com/berth-dev/berth/schemas/gen/berth/identity/v1;identityv1\xa2\x02\x03BIX\xaa\x02\x11Berth.Identity.V1\xca\x02\x11Berth\\Identity\\V1\xe2\x02\x1dBerth\\Identity\\V1\\GPBMetadata\xea\x02\x13Berth::Identity::V1b\x06proto3"
 
 var (
@@ -1688,84 +1908,91 @@ func file_berth_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_berth_identity_v1_identity_proto_rawDescData
 }
 
+var file_berth_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_berth_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_berth_identity_v1_identity_proto_goTypes = []any{
-	(*SealedRequest)(nil),         // 0: berth.identity.v1.SealedRequest
-	(*Envelope)(nil),              // 1: berth.identity.v1.Envelope
-	(*SealedReply)(nil),           // 2: berth.identity.v1.SealedReply
-	(*Reply)(nil),                 // 3: berth.identity.v1.Reply
-	(*RiskFacts)(nil),             // 4: berth.identity.v1.RiskFacts
-	(*OpenRequest)(nil),           // 5: berth.identity.v1.OpenRequest
-	(*CloseRequest)(nil),          // 6: berth.identity.v1.CloseRequest
-	(*DeleteRequest)(nil),         // 7: berth.identity.v1.DeleteRequest
-	(*RenewRequest)(nil),          // 8: berth.identity.v1.RenewRequest
-	(*StatusRequest)(nil),         // 9: berth.identity.v1.StatusRequest
-	(*Endpoint)(nil),              // 10: berth.identity.v1.Endpoint
-	(*Place)(nil),                 // 11: berth.identity.v1.Place
-	(*OpenReply)(nil),             // 12: berth.identity.v1.OpenReply
-	(*CloseReply)(nil),            // 13: berth.identity.v1.CloseReply
-	(*DeleteReply)(nil),           // 14: berth.identity.v1.DeleteReply
-	(*RenewReply)(nil),            // 15: berth.identity.v1.RenewReply
-	(*StatusReply)(nil),           // 16: berth.identity.v1.StatusReply
-	(*SessionStatus)(nil),         // 17: berth.identity.v1.SessionStatus
-	(*KeysRequest)(nil),           // 18: berth.identity.v1.KeysRequest
-	(*KeysReply)(nil),             // 19: berth.identity.v1.KeysReply
-	(*Audit)(nil),                 // 20: berth.identity.v1.Audit
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*v1.Failure)(nil),            // 22: berth.core.v1.Failure
-	(v1.Persistence)(0),           // 23: berth.core.v1.Persistence
-	(v1.Tier)(0),                  // 24: berth.core.v1.Tier
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
-	(*v1.Limits)(nil),             // 26: berth.core.v1.Limits
-	(v1.Origin)(0),                // 27: berth.core.v1.Origin
-	(*v1.SessionRef)(nil),         // 28: berth.core.v1.SessionRef
-	(*v1.Timing)(nil),             // 29: berth.core.v1.Timing
-	(v1.State)(0),                 // 30: berth.core.v1.State
-	(*v1.Terms)(nil),              // 31: berth.core.v1.Terms
-	(*v1.Actor)(nil),              // 32: berth.core.v1.Actor
+	(CodeAuthor)(0),               // 0: berth.identity.v1.CodeAuthor
+	(ToolBreadth)(0),              // 1: berth.identity.v1.ToolBreadth
+	(NetworkNeed)(0),              // 2: berth.identity.v1.NetworkNeed
+	(*SealedRequest)(nil),         // 3: berth.identity.v1.SealedRequest
+	(*Envelope)(nil),              // 4: berth.identity.v1.Envelope
+	(*SealedReply)(nil),           // 5: berth.identity.v1.SealedReply
+	(*Reply)(nil),                 // 6: berth.identity.v1.Reply
+	(*RiskFacts)(nil),             // 7: berth.identity.v1.RiskFacts
+	(*OpenRequest)(nil),           // 8: berth.identity.v1.OpenRequest
+	(*CloseRequest)(nil),          // 9: berth.identity.v1.CloseRequest
+	(*DeleteRequest)(nil),         // 10: berth.identity.v1.DeleteRequest
+	(*RenewRequest)(nil),          // 11: berth.identity.v1.RenewRequest
+	(*StatusRequest)(nil),         // 12: berth.identity.v1.StatusRequest
+	(*Endpoint)(nil),              // 13: berth.identity.v1.Endpoint
+	(*Place)(nil),                 // 14: berth.identity.v1.Place
+	(*OpenReply)(nil),             // 15: berth.identity.v1.OpenReply
+	(*CloseReply)(nil),            // 16: berth.identity.v1.CloseReply
+	(*DeleteReply)(nil),           // 17: berth.identity.v1.DeleteReply
+	(*RenewReply)(nil),            // 18: berth.identity.v1.RenewReply
+	(*StatusReply)(nil),           // 19: berth.identity.v1.StatusReply
+	(*SessionStatus)(nil),         // 20: berth.identity.v1.SessionStatus
+	(*KeysRequest)(nil),           // 21: berth.identity.v1.KeysRequest
+	(*KeysReply)(nil),             // 22: berth.identity.v1.KeysReply
+	(*Audit)(nil),                 // 23: berth.identity.v1.Audit
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*v1.Failure)(nil),            // 25: berth.core.v1.Failure
+	(v1.Persistence)(0),           // 26: berth.core.v1.Persistence
+	(v1.Tier)(0),                  // 27: berth.core.v1.Tier
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*v1.Limits)(nil),             // 29: berth.core.v1.Limits
+	(v1.Origin)(0),                // 30: berth.core.v1.Origin
+	(*v1.SessionRef)(nil),         // 31: berth.core.v1.SessionRef
+	(*v1.Timing)(nil),             // 32: berth.core.v1.Timing
+	(v1.State)(0),                 // 33: berth.core.v1.State
+	(*v1.Terms)(nil),              // 34: berth.core.v1.Terms
+	(*v1.Actor)(nil),              // 35: berth.core.v1.Actor
 }
 var file_berth_identity_v1_identity_proto_depIdxs = []int32{
-	21, // 0: berth.identity.v1.Envelope.time:type_name -> google.protobuf.Timestamp
-	22, // 1: berth.identity.v1.SealedReply.failure:type_name -> berth.core.v1.Failure
-	12, // 2: berth.identity.v1.Reply.open:type_name -> berth.identity.v1.OpenReply
-	13, // 3: berth.identity.v1.Reply.close:type_name -> berth.identity.v1.CloseReply
-	14, // 4: berth.identity.v1.Reply.delete:type_name -> berth.identity.v1.DeleteReply
-	15, // 5: berth.identity.v1.Reply.renew:type_name -> berth.identity.v1.RenewReply
-	16, // 6: berth.identity.v1.Reply.status:type_name -> berth.identity.v1.StatusReply
-	22, // 7: berth.identity.v1.Reply.failure:type_name -> berth.core.v1.Failure
-	23, // 8: berth.identity.v1.OpenRequest.persistence:type_name -> berth.core.v1.Persistence
-	4,  // 9: berth.identity.v1.OpenRequest.risk:type_name -> berth.identity.v1.RiskFacts
-	24, // 10: berth.identity.v1.OpenRequest.min_tier:type_name -> berth.core.v1.Tier
-	25, // 11: berth.identity.v1.OpenRequest.wait:type_name -> google.protobuf.Duration
-	26, // 12: berth.identity.v1.Place.limits:type_name -> berth.core.v1.Limits
-	25, // 13: berth.identity.v1.Place.idle:type_name -> google.protobuf.Duration
-	27, // 14: berth.identity.v1.Place.origin:type_name -> berth.core.v1.Origin
-	21, // 15: berth.identity.v1.Place.restored_as_of:type_name -> google.protobuf.Timestamp
-	28, // 16: berth.identity.v1.OpenReply.session:type_name -> berth.core.v1.SessionRef
-	27, // 17: berth.identity.v1.OpenReply.origin:type_name -> berth.core.v1.Origin
-	21, // 18: berth.identity.v1.OpenReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	10, // 19: berth.identity.v1.OpenReply.endpoint:type_name -> berth.identity.v1.Endpoint
-	21, // 20: berth.identity.v1.OpenReply.grant_expires:type_name -> google.protobuf.Timestamp
-	11, // 21: berth.identity.v1.OpenReply.place:type_name -> berth.identity.v1.Place
-	29, // 22: berth.identity.v1.OpenReply.timing:type_name -> berth.core.v1.Timing
-	28, // 23: berth.identity.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
-	30, // 24: berth.identity.v1.CloseReply.state:type_name -> berth.core.v1.State
-	28, // 25: berth.identity.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	30, // 26: berth.identity.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	21, // 27: berth.identity.v1.RenewReply.grant_expires:type_name -> google.protobuf.Timestamp
-	17, // 28: berth.identity.v1.StatusReply.sessions:type_name -> berth.identity.v1.SessionStatus
-	28, // 29: berth.identity.v1.SessionStatus.session:type_name -> berth.core.v1.SessionRef
-	30, // 30: berth.identity.v1.SessionStatus.state:type_name -> berth.core.v1.State
-	31, // 31: berth.identity.v1.SessionStatus.terms:type_name -> berth.core.v1.Terms
-	21, // 32: berth.identity.v1.SessionStatus.changed_at:type_name -> google.protobuf.Timestamp
-	32, // 33: berth.identity.v1.Audit.actor:type_name -> berth.core.v1.Actor
-	22, // 34: berth.identity.v1.Audit.failure:type_name -> berth.core.v1.Failure
-	21, // 35: berth.identity.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	24, // 0: berth.identity.v1.Envelope.time:type_name -> google.protobuf.Timestamp
+	25, // 1: berth.identity.v1.SealedReply.failure:type_name -> berth.core.v1.Failure
+	15, // 2: berth.identity.v1.Reply.open:type_name -> berth.identity.v1.OpenReply
+	16, // 3: berth.identity.v1.Reply.close:type_name -> berth.identity.v1.CloseReply
+	17, // 4: berth.identity.v1.Reply.delete:type_name -> berth.identity.v1.DeleteReply
+	18, // 5: berth.identity.v1.Reply.renew:type_name -> berth.identity.v1.RenewReply
+	19, // 6: berth.identity.v1.Reply.status:type_name -> berth.identity.v1.StatusReply
+	25, // 7: berth.identity.v1.Reply.failure:type_name -> berth.core.v1.Failure
+	0,  // 8: berth.identity.v1.RiskFacts.code_author:type_name -> berth.identity.v1.CodeAuthor
+	1,  // 9: berth.identity.v1.RiskFacts.tools:type_name -> berth.identity.v1.ToolBreadth
+	2,  // 10: berth.identity.v1.RiskFacts.network:type_name -> berth.identity.v1.NetworkNeed
+	26, // 11: berth.identity.v1.OpenRequest.persistence:type_name -> berth.core.v1.Persistence
+	7,  // 12: berth.identity.v1.OpenRequest.risk:type_name -> berth.identity.v1.RiskFacts
+	27, // 13: berth.identity.v1.OpenRequest.min_tier:type_name -> berth.core.v1.Tier
+	28, // 14: berth.identity.v1.OpenRequest.wait:type_name -> google.protobuf.Duration
+	29, // 15: berth.identity.v1.Place.limits:type_name -> berth.core.v1.Limits
+	28, // 16: berth.identity.v1.Place.idle:type_name -> google.protobuf.Duration
+	30, // 17: berth.identity.v1.Place.origin:type_name -> berth.core.v1.Origin
+	24, // 18: berth.identity.v1.Place.restored_as_of:type_name -> google.protobuf.Timestamp
+	31, // 19: berth.identity.v1.OpenReply.session:type_name -> berth.core.v1.SessionRef
+	30, // 20: berth.identity.v1.OpenReply.origin:type_name -> berth.core.v1.Origin
+	24, // 21: berth.identity.v1.OpenReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	13, // 22: berth.identity.v1.OpenReply.endpoint:type_name -> berth.identity.v1.Endpoint
+	24, // 23: berth.identity.v1.OpenReply.grant_expires:type_name -> google.protobuf.Timestamp
+	14, // 24: berth.identity.v1.OpenReply.place:type_name -> berth.identity.v1.Place
+	32, // 25: berth.identity.v1.OpenReply.timing:type_name -> berth.core.v1.Timing
+	31, // 26: berth.identity.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
+	33, // 27: berth.identity.v1.CloseReply.state:type_name -> berth.core.v1.State
+	31, // 28: berth.identity.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	33, // 29: berth.identity.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	24, // 30: berth.identity.v1.RenewReply.grant_expires:type_name -> google.protobuf.Timestamp
+	20, // 31: berth.identity.v1.StatusReply.sessions:type_name -> berth.identity.v1.SessionStatus
+	31, // 32: berth.identity.v1.SessionStatus.session:type_name -> berth.core.v1.SessionRef
+	33, // 33: berth.identity.v1.SessionStatus.state:type_name -> berth.core.v1.State
+	34, // 34: berth.identity.v1.SessionStatus.terms:type_name -> berth.core.v1.Terms
+	24, // 35: berth.identity.v1.SessionStatus.changed_at:type_name -> google.protobuf.Timestamp
+	35, // 36: berth.identity.v1.Audit.actor:type_name -> berth.core.v1.Actor
+	25, // 37: berth.identity.v1.Audit.failure:type_name -> berth.core.v1.Failure
+	24, // 38: berth.identity.v1.Audit.at:type_name -> google.protobuf.Timestamp
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_berth_identity_v1_identity_proto_init() }
@@ -1786,13 +2013,14 @@ func file_berth_identity_v1_identity_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_identity_v1_identity_proto_rawDesc), len(file_berth_identity_v1_identity_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      3,
 			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_berth_identity_v1_identity_proto_goTypes,
 		DependencyIndexes: file_berth_identity_v1_identity_proto_depIdxs,
+		EnumInfos:         file_berth_identity_v1_identity_proto_enumTypes,
 		MessageInfos:      file_berth_identity_v1_identity_proto_msgTypes,
 	}.Build()
 	File_berth_identity_v1_identity_proto = out.File

@@ -660,7 +660,9 @@ type HostLoad struct {
 	// Warm sandboxes by template, at most 256.
 	Warm map[string]uint32 `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Why it should get no more sessions now; empty: it is well.
-	Unhealthy     string `protobuf:"bytes,3,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	Unhealthy string `protobuf:"bytes,3,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	// Every isolation tier that the host knows.
+	Tiers         []*v1.TierFact `protobuf:"bytes,4,rep,name=tiers,proto3" json:"tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -714,6 +716,13 @@ func (x *HostLoad) GetUnhealthy() string {
 		return x.Unhealthy
 	}
 	return ""
+}
+
+func (x *HostLoad) GetTiers() []*v1.TierFact {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
 }
 
 // JoinReply grants a lease and says what this host owns.
@@ -1481,8 +1490,10 @@ type SessionRecord struct {
 	// Why an open, or a handoff, is not placed yet.
 	Waiting string `protobuf:"bytes,18,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// The host that it is being handed over from, and until when that is tried.
-	HandoffFrom   string                 `protobuf:"bytes,19,opt,name=handoff_from,json=handoffFrom,proto3" json:"handoff_from,omitempty"`
-	HandoffUntil  *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=handoff_until,json=handoffUntil,proto3" json:"handoff_until,omitempty"`
+	HandoffFrom  string                 `protobuf:"bytes,19,opt,name=handoff_from,json=handoffFrom,proto3" json:"handoff_from,omitempty"`
+	HandoffUntil *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=handoff_until,json=handoffUntil,proto3" json:"handoff_until,omitempty"`
+	// A virtual machine wrote its disk: it wakes only in tiers with a kernel of their own.
+	VmWritten     bool `protobuf:"varint,21,opt,name=vm_written,json=vmWritten,proto3" json:"vm_written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1655,6 +1666,13 @@ func (x *SessionRecord) GetHandoffUntil() *timestamppb.Timestamp {
 		return x.HandoffUntil
 	}
 	return nil
+}
+
+func (x *SessionRecord) GetVmWritten() bool {
+	if x != nil {
+		return x.VmWritten
+	}
+	return false
 }
 
 // RestoreRequest has the next wake of a session bring back an earlier snapshot. The session must be
@@ -1900,7 +1918,9 @@ type HostRecord struct {
 	// Until its lease runs out.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,16,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	// Draining, and nothing is left on it.
-	Drained       bool `protobuf:"varint,17,opt,name=drained,proto3" json:"drained,omitempty"`
+	Drained bool `protobuf:"varint,17,opt,name=drained,proto3" json:"drained,omitempty"`
+	// Every isolation tier that it knows, as it said last.
+	TierFacts     []*v1.TierFact `protobuf:"bytes,18,rep,name=tier_facts,json=tierFacts,proto3" json:"tier_facts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2052,6 +2072,13 @@ func (x *HostRecord) GetDrained() bool {
 		return x.Drained
 	}
 	return false
+}
+
+func (x *HostRecord) GetTierFacts() []*v1.TierFact {
+	if x != nil {
+		return x.TierFacts
+	}
+	return nil
 }
 
 // DrainRequest has a host take no more sessions and hands over those that it has: sleeping ones at
@@ -4012,11 +4039,12 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x04load\x18\t \x01(\v2\x1c.berth.scheduler.v1.HostLoadR\x04load\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe4\x01\n" +
 	"\bHostLoad\x12\x16\n" +
 	"\x06images\x18\x01 \x03(\tR\x06images\x12:\n" +
 	"\x04warm\x18\x02 \x03(\v2&.berth.scheduler.v1.HostLoad.WarmEntryR\x04warm\x12\x1c\n" +
-	"\tunhealthy\x18\x03 \x01(\tR\tunhealthy\x1a7\n" +
+	"\tunhealthy\x18\x03 \x01(\tR\tunhealthy\x12-\n" +
+	"\x05tiers\x18\x04 \x03(\v2\x17.berth.core.v1.TierFactR\x05tiers\x1a7\n" +
 	"\tWarmEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x88\x02\n" +
@@ -4067,7 +4095,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\adeleted\x18\x06 \x01(\bR\adeleted\"\\\n" +
 	"\tListReply\x12;\n" +
 	"\arecords\x18\x01 \x03(\v2!.berth.scheduler.v1.SessionRecordR\arecords\x12\x12\n" +
-	"\x04next\x18\x02 \x01(\tR\x04next\"\xd7\x06\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"\xf6\x06\n" +
 	"\rSessionRecord\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
@@ -4092,7 +4120,9 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"newestHost\x12\x18\n" +
 	"\awaiting\x18\x12 \x01(\tR\awaiting\x12!\n" +
 	"\fhandoff_from\x18\x13 \x01(\tR\vhandoffFrom\x12?\n" +
-	"\rhandoff_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\fhandoffUntil\"\xd9\x01\n" +
+	"\rhandoff_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\fhandoffUntil\x12\x1d\n" +
+	"\n" +
+	"vm_written\x18\x15 \x01(\bR\tvmWritten\"\xd9\x01\n" +
 	"\x0eRestoreRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
@@ -4107,7 +4137,7 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\fHostsRequest\"B\n" +
 	"\n" +
 	"HostsReply\x124\n" +
-	"\x05hosts\x18\x01 \x03(\v2\x1e.berth.scheduler.v1.HostRecordR\x05hosts\"\x99\x05\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x1e.berth.scheduler.v1.HostRecordR\x05hosts\"\xd1\x05\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
@@ -4128,7 +4158,9 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\aunsaved\x18\x0f \x01(\rR\aunsaved\x128\n" +
 	"\n" +
 	"lease_left\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\x12\x18\n" +
-	"\adrained\x18\x11 \x01(\bR\adrained\x1a9\n" +
+	"\adrained\x18\x11 \x01(\bR\adrained\x126\n" +
+	"\n" +
+	"tier_facts\x18\x12 \x03(\v2\x17.berth.core.v1.TierFactR\ttierFacts\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"e\n" +
@@ -4343,11 +4375,12 @@ var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*v1.Stamp)(nil),              // 64: berth.core.v1.Stamp
 	(v1.Tier)(0),                  // 65: berth.core.v1.Tier
 	(*v1.Limits)(nil),             // 66: berth.core.v1.Limits
-	(*durationpb.Duration)(nil),   // 67: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 68: berth.core.v1.Manifest
-	(*v1.Actor)(nil),              // 69: berth.core.v1.Actor
-	(*v1.Failure)(nil),            // 70: berth.core.v1.Failure
-	(v1.Cause)(0),                 // 71: berth.core.v1.Cause
+	(*v1.TierFact)(nil),           // 67: berth.core.v1.TierFact
+	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 69: berth.core.v1.Manifest
+	(*v1.Actor)(nil),              // 70: berth.core.v1.Actor
+	(*v1.Failure)(nil),            // 71: berth.core.v1.Failure
+	(v1.Cause)(0),                 // 72: berth.core.v1.Cause
 }
 var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
 	57,  // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
@@ -4372,90 +4405,92 @@ var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
 	54,  // 19: berth.scheduler.v1.JoinRequest.labels:type_name -> berth.scheduler.v1.JoinRequest.LabelsEntry
 	7,   // 20: berth.scheduler.v1.JoinRequest.load:type_name -> berth.scheduler.v1.HostLoad
 	55,  // 21: berth.scheduler.v1.HostLoad.warm:type_name -> berth.scheduler.v1.HostLoad.WarmEntry
-	67,  // 22: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
-	9,   // 23: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
-	58,  // 24: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
-	58,  // 25: berth.scheduler.v1.JoinReply.stale:type_name -> berth.core.v1.SessionRef
-	58,  // 26: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
-	63,  // 27: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
-	62,  // 28: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
-	64,  // 29: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
-	7,   // 30: berth.scheduler.v1.LeaseRequest.load:type_name -> berth.scheduler.v1.HostLoad
-	67,  // 31: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
-	58,  // 32: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
-	68,  // 33: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
-	58,  // 34: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
-	63,  // 35: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
-	20,  // 36: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	20,  // 37: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
-	58,  // 38: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
-	63,  // 39: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
-	62,  // 40: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
-	69,  // 41: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
-	60,  // 42: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
-	60,  // 43: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
-	61,  // 44: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
-	70,  // 45: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
-	59,  // 46: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
-	60,  // 47: berth.scheduler.v1.SessionRecord.restored_as_of:type_name -> google.protobuf.Timestamp
-	60,  // 48: berth.scheduler.v1.SessionRecord.handoff_until:type_name -> google.protobuf.Timestamp
-	64,  // 49: berth.scheduler.v1.RestoreRequest.generation:type_name -> berth.core.v1.Stamp
-	60,  // 50: berth.scheduler.v1.RestoreRequest.as_of:type_name -> google.protobuf.Timestamp
-	20,  // 51: berth.scheduler.v1.RestoreReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	25,  // 52: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
-	65,  // 53: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
-	66,  // 54: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
-	56,  // 55: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
-	66,  // 56: berth.scheduler.v1.HostRecord.used:type_name -> berth.core.v1.Limits
-	60,  // 57: berth.scheduler.v1.HostRecord.drain_deadline:type_name -> google.protobuf.Timestamp
-	67,  // 58: berth.scheduler.v1.HostRecord.lease_left:type_name -> google.protobuf.Duration
-	67,  // 59: berth.scheduler.v1.DrainRequest.within:type_name -> google.protobuf.Duration
-	25,  // 60: berth.scheduler.v1.DrainReply.host:type_name -> berth.scheduler.v1.HostRecord
-	58,  // 61: berth.scheduler.v1.RemoveHostReply.rewound:type_name -> berth.core.v1.SessionRef
-	58,  // 62: berth.scheduler.v1.RemoveHostReply.lost:type_name -> berth.core.v1.SessionRef
-	20,  // 63: berth.scheduler.v1.ExplainReply.record:type_name -> berth.scheduler.v1.SessionRecord
-	32,  // 64: berth.scheduler.v1.ExplainReply.now:type_name -> berth.scheduler.v1.Placement
-	33,  // 65: berth.scheduler.v1.Placement.rows:type_name -> berth.scheduler.v1.PlacementRow
-	36,  // 66: berth.scheduler.v1.PeersReply.peers:type_name -> berth.scheduler.v1.Peer
-	58,  // 67: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	60,  // 68: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
-	63,  // 69: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
-	41,  // 70: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
-	42,  // 71: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
-	43,  // 72: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
-	44,  // 73: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
-	45,  // 74: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
-	46,  // 75: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
-	47,  // 76: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
-	48,  // 77: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
-	49,  // 78: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
-	50,  // 79: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
-	51,  // 80: berth.scheduler.v1.Event.erased:type_name -> berth.scheduler.v1.Erased
-	52,  // 81: berth.scheduler.v1.Event.rewound:type_name -> berth.scheduler.v1.Rewound
-	69,  // 82: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
-	62,  // 83: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
-	71,  // 84: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
-	32,  // 85: berth.scheduler.v1.Placed.plan:type_name -> berth.scheduler.v1.Placement
-	59,  // 86: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
-	60,  // 87: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
-	61,  // 88: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
-	67,  // 89: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
-	62,  // 90: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
-	71,  // 91: berth.scheduler.v1.Active.cause:type_name -> berth.core.v1.Cause
-	67,  // 92: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
-	67,  // 93: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
-	61,  // 94: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
-	70,  // 95: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
-	60,  // 96: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
-	60,  // 97: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
-	60,  // 98: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
-	65,  // 99: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
-	66,  // 100: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
-	101, // [101:101] is the sub-list for method output_type
-	101, // [101:101] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	67,  // 22: berth.scheduler.v1.HostLoad.tiers:type_name -> berth.core.v1.TierFact
+	68,  // 23: berth.scheduler.v1.JoinReply.lease:type_name -> google.protobuf.Duration
+	9,   // 24: berth.scheduler.v1.JoinReply.owned:type_name -> berth.scheduler.v1.OwnedSession
+	58,  // 25: berth.scheduler.v1.JoinReply.erased:type_name -> berth.core.v1.SessionRef
+	58,  // 26: berth.scheduler.v1.JoinReply.stale:type_name -> berth.core.v1.SessionRef
+	58,  // 27: berth.scheduler.v1.OwnedSession.session:type_name -> berth.core.v1.SessionRef
+	63,  // 28: berth.scheduler.v1.OwnedSession.state:type_name -> berth.core.v1.State
+	62,  // 29: berth.scheduler.v1.OwnedSession.terms:type_name -> berth.core.v1.Terms
+	64,  // 30: berth.scheduler.v1.OwnedSession.last_active_epoch:type_name -> berth.core.v1.Stamp
+	7,   // 31: berth.scheduler.v1.LeaseRequest.load:type_name -> berth.scheduler.v1.HostLoad
+	68,  // 32: berth.scheduler.v1.LeaseReply.lease:type_name -> google.protobuf.Duration
+	58,  // 33: berth.scheduler.v1.CommitManifestRequest.session:type_name -> berth.core.v1.SessionRef
+	69,  // 34: berth.scheduler.v1.CommitManifestRequest.manifest:type_name -> berth.core.v1.Manifest
+	58,  // 35: berth.scheduler.v1.ReportRequest.session:type_name -> berth.core.v1.SessionRef
+	63,  // 36: berth.scheduler.v1.ReportReply.state:type_name -> berth.core.v1.State
+	20,  // 37: berth.scheduler.v1.ShowReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	20,  // 38: berth.scheduler.v1.ListReply.records:type_name -> berth.scheduler.v1.SessionRecord
+	58,  // 39: berth.scheduler.v1.SessionRecord.session:type_name -> berth.core.v1.SessionRef
+	63,  // 40: berth.scheduler.v1.SessionRecord.state:type_name -> berth.core.v1.State
+	62,  // 41: berth.scheduler.v1.SessionRecord.terms:type_name -> berth.core.v1.Terms
+	70,  // 42: berth.scheduler.v1.SessionRecord.actor:type_name -> berth.core.v1.Actor
+	60,  // 43: berth.scheduler.v1.SessionRecord.created_at:type_name -> google.protobuf.Timestamp
+	60,  // 44: berth.scheduler.v1.SessionRecord.changed_at:type_name -> google.protobuf.Timestamp
+	61,  // 45: berth.scheduler.v1.SessionRecord.last_wake:type_name -> berth.core.v1.Timing
+	71,  // 46: berth.scheduler.v1.SessionRecord.failure:type_name -> berth.core.v1.Failure
+	59,  // 47: berth.scheduler.v1.SessionRecord.origin:type_name -> berth.core.v1.Origin
+	60,  // 48: berth.scheduler.v1.SessionRecord.restored_as_of:type_name -> google.protobuf.Timestamp
+	60,  // 49: berth.scheduler.v1.SessionRecord.handoff_until:type_name -> google.protobuf.Timestamp
+	64,  // 50: berth.scheduler.v1.RestoreRequest.generation:type_name -> berth.core.v1.Stamp
+	60,  // 51: berth.scheduler.v1.RestoreRequest.as_of:type_name -> google.protobuf.Timestamp
+	20,  // 52: berth.scheduler.v1.RestoreReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	25,  // 53: berth.scheduler.v1.HostsReply.hosts:type_name -> berth.scheduler.v1.HostRecord
+	65,  // 54: berth.scheduler.v1.HostRecord.tiers:type_name -> berth.core.v1.Tier
+	66,  // 55: berth.scheduler.v1.HostRecord.capacity:type_name -> berth.core.v1.Limits
+	56,  // 56: berth.scheduler.v1.HostRecord.labels:type_name -> berth.scheduler.v1.HostRecord.LabelsEntry
+	66,  // 57: berth.scheduler.v1.HostRecord.used:type_name -> berth.core.v1.Limits
+	60,  // 58: berth.scheduler.v1.HostRecord.drain_deadline:type_name -> google.protobuf.Timestamp
+	68,  // 59: berth.scheduler.v1.HostRecord.lease_left:type_name -> google.protobuf.Duration
+	67,  // 60: berth.scheduler.v1.HostRecord.tier_facts:type_name -> berth.core.v1.TierFact
+	68,  // 61: berth.scheduler.v1.DrainRequest.within:type_name -> google.protobuf.Duration
+	25,  // 62: berth.scheduler.v1.DrainReply.host:type_name -> berth.scheduler.v1.HostRecord
+	58,  // 63: berth.scheduler.v1.RemoveHostReply.rewound:type_name -> berth.core.v1.SessionRef
+	58,  // 64: berth.scheduler.v1.RemoveHostReply.lost:type_name -> berth.core.v1.SessionRef
+	20,  // 65: berth.scheduler.v1.ExplainReply.record:type_name -> berth.scheduler.v1.SessionRecord
+	32,  // 66: berth.scheduler.v1.ExplainReply.now:type_name -> berth.scheduler.v1.Placement
+	33,  // 67: berth.scheduler.v1.Placement.rows:type_name -> berth.scheduler.v1.PlacementRow
+	36,  // 68: berth.scheduler.v1.PeersReply.peers:type_name -> berth.scheduler.v1.Peer
+	58,  // 69: berth.scheduler.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	60,  // 70: berth.scheduler.v1.Event.at:type_name -> google.protobuf.Timestamp
+	63,  // 71: berth.scheduler.v1.Event.state:type_name -> berth.core.v1.State
+	41,  // 72: berth.scheduler.v1.Event.admitted:type_name -> berth.scheduler.v1.Admitted
+	42,  // 73: berth.scheduler.v1.Event.placed:type_name -> berth.scheduler.v1.Placed
+	43,  // 74: berth.scheduler.v1.Event.active:type_name -> berth.scheduler.v1.Active
+	44,  // 75: berth.scheduler.v1.Event.renewed:type_name -> berth.scheduler.v1.Renewed
+	45,  // 76: berth.scheduler.v1.Event.asleep:type_name -> berth.scheduler.v1.Asleep
+	46,  // 77: berth.scheduler.v1.Event.displaced:type_name -> berth.scheduler.v1.Displaced
+	47,  // 78: berth.scheduler.v1.Event.failed:type_name -> berth.scheduler.v1.Failed
+	48,  // 79: berth.scheduler.v1.Event.paused:type_name -> berth.scheduler.v1.Paused
+	49,  // 80: berth.scheduler.v1.Event.unplaceable:type_name -> berth.scheduler.v1.Unplaceable
+	50,  // 81: berth.scheduler.v1.Event.deleted:type_name -> berth.scheduler.v1.Deleted
+	51,  // 82: berth.scheduler.v1.Event.erased:type_name -> berth.scheduler.v1.Erased
+	52,  // 83: berth.scheduler.v1.Event.rewound:type_name -> berth.scheduler.v1.Rewound
+	70,  // 84: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
+	62,  // 85: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
+	72,  // 86: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
+	32,  // 87: berth.scheduler.v1.Placed.plan:type_name -> berth.scheduler.v1.Placement
+	59,  // 88: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
+	60,  // 89: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
+	61,  // 90: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
+	68,  // 91: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
+	62,  // 92: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
+	72,  // 93: berth.scheduler.v1.Active.cause:type_name -> berth.core.v1.Cause
+	68,  // 94: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
+	68,  // 95: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
+	61,  // 96: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
+	71,  // 97: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
+	60,  // 98: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
+	60,  // 99: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
+	60,  // 100: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
+	65,  // 101: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
+	66,  // 102: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
+	103, // [103:103] is the sub-list for method output_type
+	103, // [103:103] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_berth_scheduler_v1_scheduler_proto_init() }
