@@ -31,8 +31,9 @@ const (
 	// most likely sent to the very replica whose word is heard.
 	young = 100 * time.Millisecond
 	// settle is how long a service of which any replica answers may be
-	// unknown to the bus: longer than a reconnect to another node, shorter
-	// than the patience of somebody whose service is not there at all.
+	// unknown to the bus, from when a call began or was last asked to be sent
+	// again: longer than a reconnect to another node, shorter than the
+	// patience of somebody whose service is not there at all.
 	settle = 2 * time.Second
 )
 
@@ -100,7 +101,7 @@ func (c *Conn) repeat(ctx context.Context, service, subject string, body []byte)
 			case <-due:
 				waiting = false
 			case <-r.again:
-				pause = firstPause
+				began, pause = time.Now(), firstPause
 				if age := time.Since(sent); age >= young {
 					waiting = false
 				} else if due == nil {

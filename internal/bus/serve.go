@@ -43,7 +43,7 @@ type Service struct {
 
 	mu       sync.Mutex
 	stopped  bool
-	announce func()               // ends the announcements; nil without any
+	announce *announcer           // nil without any
 	retries  map[string]*Consumer // by durable name
 }
 
@@ -212,31 +212,6 @@ func (s *Service) stops() bool {
 	return s.stopped
 }
 
-// Announce says that the service serves now, so that calls which an earlier
-// replica left without an answer are sent again; call it when every method is
-// handled. It says so again after each reconnect until Stop, because what was
-// under way over the lost connection has no answer either. An error means
-// that the connection is away at this moment: the reconnect makes up for it.
-func (s *Service) Announce() error {
-	subject := subjects.Serving(s.cfg.Name)
-	switch self := s.conn.self; {
-	case self.Role == subjects.RoleHost && s.cfg.Name == "host":
-		subject = subjects.ServingHost(self.Host)
-	case self.Role != subjects.RoleService || self.Service != s.cfg.Name:
-		return errs.E("announce", errkind.Denied, s.cfg.Name, fmt.Sprintf("%s is another identity", self))
-	}
-	say := func() error { return s.conn.nc.Publish(subject, nil) }
-	s.mu.Lock()
-	if s.announce == nil && !s.stopped {
-		s.announce = s.conn.onReconnect(func() { _ = say() }) // fails only if the connection is away again
-	}
-	s.mu.Unlock()
-	if err := say(); err != nil {
-		return s.conn.failed("announce "+s.cfg.Name, subject, err)
-	}
-	return nil
-}
-
 // Stop takes no new requests, waits for those that run until ctx ends, and
 // then cancels them.
 func (s *Service) Stop(ctx context.Context) error {
@@ -247,7 +222,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.announce = nil
 	s.mu.Unlock()
 	if quiet != nil {
-		quiet()
+		quiet.end()
 	}
 	done := make(chan struct{})
 	go func() { s.work.Wait(); close(done) }()
