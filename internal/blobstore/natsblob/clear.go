@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -189,8 +190,38 @@ func (b *bucket) eachRecord(ctx context.Context, f func(*object)) error {
 	return nil
 }
 
-// batch asks a replica for messages and returns when all that it has came.
+// batch asks a replica for "batch" messages from "seq" on and returns when all
+// that it has came. While no replica answers, as during an election, or one
+// falls silent, what is left is asked for again, until there was nothing for
+// the time of a stall.
 func (b *bucket) batch(ctx context.Context, req map[string]any, each func(m *nats.Msg, seq uint64)) error {
+	req = maps.Clone(req)
+	left, _ := req["batch"].(int)
+	last := time.Now()
+	for pause := askAgain; ; pause = min(2*pause, askAgainMost) {
+		err := b.ask(ctx, req, func(m *nats.Msg, seq uint64) {
+			left--
+			req["seq"], req["batch"] = seq+1, left
+			last, pause = time.Now(), askAgain
+			each(m, seq)
+		})
+		if err == nil || left == 0 {
+			return nil
+		}
+		again := errors.Is(err, nats.ErrNoResponders) || errors.Is(err, context.DeadlineExceeded)
+		if !again || ctx.Err() != nil || time.Since(last) > stall {
+			return failed("read object store", b.name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return failed("read object store", b.name, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// ask is batch without patience.
+func (b *bucket) ask(ctx context.Context, req map[string]any, each func(m *nats.Msg, seq uint64)) error {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return err
@@ -202,14 +233,14 @@ func (b *bucket) batch(ctx context.Context, req map[string]any, each func(m *nat
 	}
 	defer sub.Unsubscribe()
 	if err := b.nc.PublishRequest("$JS.API.DIRECT.GET."+b.stream, inbox, body); err != nil {
-		return failed("read object store", b.name, err)
+		return err
 	}
 	for {
-		wait, cancel := context.WithTimeout(ctx, stall)
+		wait, cancel := context.WithTimeout(ctx, replicaStall)
 		m, err := sub.NextMsgWithContext(wait)
 		cancel()
 		if err != nil {
-			return failed("read object store", b.name, err)
+			return err
 		}
 		if end, err := isEnd(m); end || err != nil {
 			return err

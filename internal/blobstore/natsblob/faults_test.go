@@ -372,3 +372,50 @@ func TestMissingOrFlippedChunkIsDataLoss(t *testing.T) {
 		t.Errorf("changed: got %v", err)
 	}
 }
+
+// Around an election there may be no replica that hands out chunks: a reader
+// then takes them from the leader, or waits.
+func TestAReadOutlivesATimeWithoutReplicas(t *testing.T) {
+	e := bustest.Start(t, host)
+	conn, keeper := bustest.Connect(t, e, host), bustest.Connect(t, e, subjects.Keeper())
+	ctx := bustest.Context(t)
+	b := bucketOf(t, conn, 1000)
+	data := random(5500)
+	if err := b.WriteAll(ctx, "x", data, nil); err != nil {
+		t.Fatal(err)
+	}
+	foreign(t, conn, "y", data, 1000) // of which only replicas know where its chunks are
+	replicas := func(answer bool) {
+		t.Helper()
+		s, err := keeper.JetStream().Stream(ctx, "OBJ_"+store)
+		if err == nil {
+			conf := s.CachedInfo().Config
+			conf.AllowDirect = answer
+			_, err = keeper.JetStream().UpdateStream(ctx, conf)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	replicas(false)
+	if got, err := b.ReadAll(ctx, "x"); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("got %d of %d bytes from the leader: %v", len(got), len(data), err)
+	}
+	out := make(chan error, 1)
+	go func() {
+		got, err := b.ReadAll(ctx, "y")
+		if err == nil && !bytes.Equal(got, data) {
+			err = fmt.Errorf("got %d bytes, and not those that were written", len(got))
+		}
+		out <- err
+	}()
+	select {
+	case err := <-out:
+		t.Fatalf("it did not wait for a replica: %v", err)
+	case <-time.After(time.Second): // the fault: a second without replicas
+	}
+	replicas(true)
+	if err := <-out; err != nil {
+		t.Error(err)
+	}
+}

@@ -8,10 +8,12 @@
 // connection is back, and what a killed writer left is found by Tidy; a lost
 // connection fails a write at once instead of blocking it, and one whose
 // stream lost its leader once there is another one, at the latest after 30 s,
-// to be repeated by its caller; a read goes on at other replicas, and a look-up
-// waits for the next leader; a full store refuses (NoCapacity) and can still
-// delete. Objects are looked up and listed at the stream's leader; chunks may
-// come from any replica and are asked of the leader if one lags.
+// to be repeated by its caller; a read goes on at other replicas, and where none
+// answers, or a leader is needed, a read and a look-up wait for the next leader,
+// for as long as their context allows, or 30 s; a full store refuses
+// (NoCapacity) and can still delete. Objects are looked up and listed at the
+// stream's leader; chunks may come from any replica and are asked of the leader
+// if one lags.
 //
 // A read of a whole object is verified against its SHA-256 (DataLoss); a read
 // of a range is not. An MD5 is known only of objects whose writer gave one. No more than a few MiB of an object are in memory.
@@ -66,6 +68,10 @@ const (
 	lookAfter = 2 * time.Second
 	// replicaStall is when the leader is asked for what a replica does not send.
 	replicaStall = 3 * time.Second
+	// askAgain is how long to wait before all replicas are asked again of which
+	// none answered; it doubles up to askAgainMost.
+	askAgain     = 20 * time.Millisecond
+	askAgainMost = 250 * time.Millisecond
 	cleanupTime  = 5 * time.Second
 )
 

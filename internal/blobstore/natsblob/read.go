@@ -272,9 +272,9 @@ func (r *reader) receive(m *nats.Msg) {
 	end, err := isEnd(m)
 	r.mu.Lock()
 	switch {
-	case err != nil:
+	case err != nil && !errors.Is(err, nats.ErrNoResponders):
 		r.fail = err
-	case end:
+	case end: // also where no replica answers, as during an election: the leader is asked, and waited for
 		batch, _ := strconv.Atoi(m.Subject[len(r.inbox)+1:])
 		r.over[batch] = true
 	default:
