@@ -1,7 +1,9 @@
 // Command testreport reads `go test -json` on its standard input and prints
-// what a person needs: every failure with its output, every skip with its
-// reason, the slowest packages, and one closing line of counts. It exits 1 if
-// anything failed or if no test ran, so that a broken pipe is never a success.
+// what a person needs: every skip with its reason, the slowest packages, every
+// failure with the end of its output, the names of the failed tests in one
+// line, and one closing line of counts. What matters most comes last, because
+// that is what is left of a log that is cut. It exits 1 if anything failed or
+// if no test ran, so that a broken pipe is never a success.
 package main
 
 import (
@@ -115,9 +117,6 @@ func (r *report) print(w io.Writer) {
 	for _, line := range r.noise {
 		fmt.Fprintln(w, line)
 	}
-	for _, key := range r.failures {
-		fmt.Fprintf(w, "\n--- FAILED %s\n%s", key, strings.Join(r.output[key], ""))
-	}
 	if len(r.skips) > 0 {
 		fmt.Fprintf(w, "\nSkipped, and why:\n  %s\n", strings.Join(r.skips, "\n  "))
 	}
@@ -127,5 +126,29 @@ func (r *report) print(w io.Writer) {
 	for _, p := range r.packages[:min(8, len(r.packages))] {
 		fmt.Fprintf(w, "  %6.1f s  %s\n", r.seconds[p], p)
 	}
+	var names []string
+	for _, key := range r.failures {
+		fmt.Fprintf(w, "\n--- FAILED %s\n%s", key, tail(r.output[key]))
+		names = append(names, strings.TrimSpace(key))
+	}
+	if len(names) > 0 {
+		fmt.Fprintf(w, "\nFailed: %s", strings.Join(names, ", "))
+	}
 	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+}
+
+// mostLines is how many lines of a failure's output are printed.
+const mostLines = 30
+
+// tail is the end of a failure's output.
+func tail(out []string) string {
+	text := strings.TrimRight(strings.Join(out, ""), "\n")
+	if text == "" {
+		return ""
+	}
+	lines := strings.Split(text, "\n")
+	if cut := len(lines) - mostLines; cut > 0 {
+		return fmt.Sprintf("(%d lines before these)\n%s\n", cut, strings.Join(lines[cut:], "\n"))
+	}
+	return text + "\n"
 }
