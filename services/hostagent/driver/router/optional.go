@@ -98,7 +98,8 @@ func (r *Driver) Preflight(ctx context.Context) error {
 	return nil
 }
 
-// Watch implements driver.Watcher: the events of all drivers.
+// Watch implements driver.Watcher: the events of all drivers. When one of them ends its own, all end:
+// whoever watches begins again.
 func (r *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	out := make(chan driver.Event, 64)
@@ -114,6 +115,7 @@ func (r *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
 			return nil, err
 		}
 		readers.Go(func() {
+			defer cancel()
 			for ev := range in {
 				select {
 				case out <- ev:
@@ -123,9 +125,9 @@ func (r *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
 		})
 	}
 	go func() {
+		defer cancel()
 		<-ctx.Done()
 		readers.Wait()
-		cancel()
 		close(out)
 	}()
 	return out, nil

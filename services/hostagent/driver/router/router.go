@@ -1,6 +1,8 @@
 // Package router makes one driver of several, one per tier. It guarantees that a sandbox is always
-// handled by the driver that made it, also after a restart, and that a tier has one driver only. An
-// optional interface that the driver of a sandbox does not have is refused as Unimplemented.
+// handled by the driver that made it, also after a restart; that a tier has one driver only; that a
+// session has compute in one tier at a time; and that what several drivers find of one sandbox, since
+// they share the parent of its cgroup, is listed once, as its own driver's. An optional interface that
+// the driver of a sandbox does not have is refused as Unimplemented.
 package router
 
 import (
@@ -20,7 +22,17 @@ type Driver struct {
 	all []driver.Driver
 
 	mu     sync.Mutex
-	madeBy map[ids.SandboxID]driver.Driver
+	madeBy map[ids.SandboxID]made
+	listed bool // what an earlier process left is in madeBy
+	notes  uint64
+}
+
+// made is who makes, or has made, a sandbox.
+type made struct {
+	by      driver.Driver
+	session ids.SessionKey
+	making  bool   // a Create is under way
+	at      uint64 // number of the note
 }
 
 var (
@@ -46,7 +58,7 @@ func New(all ...driver.Driver) (*Driver, error) {
 			seen[t] = true
 		}
 	}
-	return &Driver{all: all, madeBy: map[ids.SandboxID]driver.Driver{}}, nil
+	return &Driver{all: all, madeBy: map[ids.SandboxID]made{}}, nil
 }
 
 // Capabilities implements driver.Driver.
@@ -65,12 +77,15 @@ func (r *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if d == nil {
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "this host has no tier %.32q", spec.Tier)
 	}
-	if err := r.alone(ctx, d, spec); err != nil {
+	if err := r.claim(ctx, d, spec); err != nil {
 		return driver.Sandbox{}, err
 	}
 	sb, err := d.Create(ctx, spec)
-	if err == nil {
-		r.note(sb.ID, d)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m, ok := r.madeBy[spec.ID()]; ok { // also after an error: the next claim looks whether anything is left
+		m.making = false
+		r.madeBy[spec.ID()] = m
 	}
 	return sb, err
 }
@@ -84,35 +99,81 @@ func (r *Driver) of(t driver.Tier) driver.Driver {
 	return nil
 }
 
-// alone refuses a sandbox of a session that another driver has one of: each driver looks only at its
-// own.
-func (r *Driver) alone(ctx context.Context, own driver.Driver, spec driver.Spec) error {
-	for _, d := range r.all {
-		if d == own {
-			continue
+// claim notes who makes the sandbox before anything of it exists, so that nobody takes a part of it
+// for something else. Busy if another driver has compute of the session: each looks only at its own.
+func (r *Driver) claim(ctx context.Context, own driver.Driver, spec driver.Spec) error {
+	r.mu.Lock()
+	listed := r.listed
+	r.mu.Unlock()
+	if !listed {
+		if _, err := r.List(ctx); err != nil {
+			return err
 		}
-		found, err := d.List(ctx)
+	}
+	busy := func(what string) error {
+		return errs.E("create sandbox", errkind.Busy, spec.ID().String(), "the session has compute "+what+" here")
+	}
+	for {
+		other, making := r.note(spec.ID(), own, spec.Session)
+		switch {
+		case making:
+			return busy("that is being made in another tier")
+		case other == nil:
+			return nil
+		}
+		found, err := other.List(ctx)
 		if err != nil {
 			return err
 		}
 		for _, f := range found {
-			if f.Session == spec.Session {
-				return errs.Errorf("create sandbox", errkind.Busy, "the session has compute of epoch %s in tier %s here", f.Epoch, f.Tier)
+			if f.Session == spec.Session || f.Session == "" && r.has(f.ID, spec.Session) {
+				return busy("of epoch " + f.Epoch.String() + " in tier " + string(f.Tier))
 			}
 		}
+		r.forget(func(_ ids.SandboxID, m made) bool {
+			return m.by == other && m.session == spec.Session && !m.making
+		})
 	}
-	return nil
+}
+
+// note says who makes a sandbox, unless another driver has one of the session, or makes it.
+func (r *Driver) note(id ids.SandboxID, by driver.Driver, s ids.SessionKey) (other driver.Driver, making bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, have := range r.madeBy {
+		if have.session == s && have.by != by {
+			return have.by, have.making
+		}
+	}
+	r.notes++
+	r.madeBy[id] = made{by: by, session: s, making: true, at: r.notes}
+	return nil, false
+}
+
+func (r *Driver) has(id ids.SandboxID, s ids.SessionKey) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.madeBy[id].session == s
+}
+
+func (r *Driver) forget(which func(ids.SandboxID, made) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.madeBy, which)
+}
+
+func (r *Driver) maker(id ids.SandboxID) driver.Driver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.madeBy[id].by
 }
 
 // Stop implements driver.Driver. Without knowing who made it, every driver is asked.
 func (r *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
-	r.mu.Lock()
-	d := r.madeBy[id]
-	r.mu.Unlock()
-	if d != nil {
+	if d := r.maker(id); d != nil {
 		err := d.Stop(ctx, id)
 		if err == nil {
-			r.forget(id)
+			r.forget(func(other ids.SandboxID, _ made) bool { return other == id })
 		}
 		return err
 	}
@@ -125,18 +186,50 @@ func (r *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
 
 // List implements driver.Driver: what one driver does not know, nobody knows.
 func (r *Driver) List(ctx context.Context) ([]driver.Found, error) {
-	var out []driver.Found
-	for _, d := range r.all {
-		found, err := d.List(ctx)
-		if err != nil {
+	r.mu.Lock()
+	began := r.notes
+	r.mu.Unlock()
+	by := make([][]driver.Found, len(r.all))
+	for i, d := range r.all {
+		var err error
+		if by[i], err = d.List(ctx); err != nil {
 			return nil, err
 		}
-		for _, f := range found {
-			r.note(f.ID, d)
-		}
-		out = append(out, found...)
 	}
-	return out, nil
+	return r.join(by, began), nil
+}
+
+// join takes what each driver found for one list, and notes who has what. Notes that are newer than
+// began stay as they are.
+func (r *Driver) join(by [][]driver.Found, began uint64) (out []driver.Found) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen := map[ids.SandboxID]bool{}
+	for i, d := range r.all {
+		for _, f := range by[i] {
+			if f.Session == "" {
+				continue
+			}
+			seen[f.ID] = true
+			out = append(out, f)
+			if m, ok := r.madeBy[f.ID]; !ok || !m.making && m.at <= began {
+				r.madeBy[f.ID] = made{by: d, session: f.Session, at: m.at}
+			}
+		}
+	}
+	for i, d := range r.all {
+		for _, f := range by[i] {
+			// A part that another driver's sandbox has, or that was told already, is no stray.
+			if has := r.madeBy[f.ID].by; f.Session != "" || seen[f.ID] || has != nil && has != d {
+				continue
+			}
+			seen[f.ID] = true
+			out = append(out, f)
+		}
+	}
+	maps.DeleteFunc(r.madeBy, func(id ids.SandboxID, m made) bool { return !seen[id] && !m.making && m.at <= began })
+	r.listed = true
+	return out
 }
 
 // Close implements driver.Driver.
@@ -148,32 +241,15 @@ func (r *Driver) Close() error {
 	return err
 }
 
-func (r *Driver) note(id ids.SandboxID, d driver.Driver) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.madeBy[id] = d
-}
-
-func (r *Driver) forget(id ids.SandboxID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.madeBy, id)
-}
-
 // madeIt finds the driver of a sandbox.
 func (r *Driver) madeIt(ctx context.Context, op string, id ids.SandboxID) (driver.Driver, error) {
-	r.mu.Lock()
-	d := r.madeBy[id]
-	r.mu.Unlock()
-	if d != nil {
+	if d := r.maker(id); d != nil {
 		return d, nil
 	}
 	if _, err := r.List(ctx); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if d := r.madeBy[id]; d != nil {
+	if d := r.maker(id); d != nil {
 		return d, nil
 	}
 	return nil, errs.E(op, errkind.NotFound, string(id), "there is no such sandbox")
