@@ -1,6 +1,10 @@
 // Package cgroup makes the parent cgroup of each sandbox and puts the limits on it, for cgroup v1
-// and v2. It guarantees that a limit which cannot be set is an error and not ignored, and that
-// Remove leaves nothing in any hierarchy.
+// and v2. It guarantees that a limit which cannot be set is an error and not ignored, that Remove
+// leaves nothing in any hierarchy, and that Update kills nothing: a memory limit below what is in use
+// is refused.
+//
+// The rate of a disk is limited on version 2 alone. Version 1 has a throttle too, but what was written
+// to the page cache passes it, so there is none rather than one that does not hold; see Tree.IO.
 package cgroup
 
 import (
@@ -25,6 +29,7 @@ type Limits struct {
 	CPUMillis   uint32
 	MemoryBytes uint64
 	PIDs        uint32
+	IO          IO
 }
 
 // Stats of one cgroup and those below it.
@@ -33,6 +38,8 @@ type Stats struct {
 	MemoryBytes uint64
 	Processes   uint32
 	OOMKills    uint64
+	// PIDsHits is how often no process could be made for the limit.
+	PIDsHits uint64
 }
 
 const (
@@ -47,6 +54,7 @@ var needed = []string{"cpu", "cpuacct", "memory", "pids", "freezer"}
 type Tree struct {
 	root string
 	v2   bool
+	io   bool
 }
 
 // Detect finds the host's cgroups; the error is one sentence.
@@ -61,6 +69,7 @@ func detect(root string) (Tree, error) {
 				return t, fmt.Errorf("cgroup v2 is mounted but its controller %s is not available", c)
 			}
 		}
+		t.io = slices.Contains(strings.Fields(string(b)), "io")
 		return t, nil
 	}
 	for _, c := range needed {
@@ -99,30 +108,13 @@ func (t Tree) Create(path string, l Limits) error {
 			return fmt.Errorf("make cgroup: %w", err)
 		}
 	}
-	quota := max(int64(l.CPUMillis)*period/1000, 1000)
-	mem := strconv.FormatUint(l.MemoryBytes, 10)
-	for _, w := range []struct {
-		file, value string
-		optional    bool
-	}{
-		{"cpu/" + path + "/cpu.cfs_period_us", strconv.Itoa(period), false},
-		{"cpu/" + path + "/cpu.cfs_quota_us", strconv.FormatInt(quota, 10), false},
-		{"memory/" + path + "/memory.limit_in_bytes", mem, false},
-		{"memory/" + path + "/memory.memsw.limit_in_bytes", mem, true}, // absent without swap accounting
-		{"pids/" + path + "/pids.max", strconv.FormatUint(uint64(l.PIDs), 10), false},
-	} {
-		err := write(filepath.Join(t.root, w.file), w.value)
-		if err != nil && !(w.optional && errors.Is(err, fs.ErrNotExist)) {
-			return err
-		}
-	}
-	return nil
+	return t.set(append(t.cpu(path, l), append(t.memory(path, l.MemoryBytes, true), t.pids(path, l)...)...))
 }
 
 func (t Tree) create2(path string, l Limits) error {
-	dir := t.root
+	dir, controllers := t.root, t.controllers()
 	for _, part := range strings.Split(strings.Trim(path, "/"), "/") {
-		if err := write(filepath.Join(dir, "cgroup.subtree_control"), "+cpu +memory +pids"); err != nil {
+		if err := write(filepath.Join(dir, "cgroup.subtree_control"), controllers); err != nil {
 			return err
 		}
 		dir = filepath.Join(dir, part)
@@ -130,23 +122,13 @@ func (t Tree) create2(path string, l Limits) error {
 			return fmt.Errorf("make cgroup: %w", err)
 		}
 	}
-	quota := max(int64(l.CPUMillis)*period/1000, 1000)
-	for _, w := range []struct {
-		file, value string
-		optional    bool
-	}{
-		{"cgroup.subtree_control", "+cpu +memory +pids", false},
-		{"cpu.max", fmt.Sprintf("%d %d", quota, period), false},
-		{"memory.max", strconv.FormatUint(l.MemoryBytes, 10), false},
-		{"memory.swap.max", "0", true},
-		{"pids.max", strconv.FormatUint(uint64(l.PIDs), 10), false},
-	} {
-		err := write(filepath.Join(dir, w.file), w.value)
-		if err != nil && !(w.optional && errors.Is(err, fs.ErrNotExist)) {
-			return err
-		}
+	if err := write(filepath.Join(dir, "cgroup.subtree_control"), controllers); err != nil {
+		return err
 	}
-	return nil
+	if err := t.set(append(t.cpu(path, l), append(t.memory(path, l.MemoryBytes, true), t.pids(path, l)...)...)); err != nil {
+		return err
+	}
+	return t.setIO(path, l.IO)
 }
 
 func write(file, value string) error {
@@ -326,6 +308,12 @@ func (t Tree) Stats(path string) (Stats, error) {
 		}
 		return nil
 	})
+	_ = filepath.WalkDir(filepath.Join(t.root, "pids", path), func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.Name() == "pids.events" {
+			s.PIDsHits += keyedNumber(p, "max")
+		}
+		return nil
+	})
 	return s, nil
 }
 
@@ -344,6 +332,7 @@ func (t Tree) stats2(path string) (Stats, error) {
 		MemoryBytes: mem,
 		Processes:   uint32(pids),
 		OOMKills:    keyedNumber(filepath.Join(dir, "memory.events"), "oom_kill"),
+		PIDsHits:    t.pidsHits2(path),
 	}, nil
 }
 
