@@ -1,0 +1,22 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+)
+
+// Enter moves a process into path, which Create made, in every hierarchy that has it. What it forks
+// afterwards is in there too.
+func (t Tree) Enter(path string, pid int) error {
+	for _, dir := range t.dirs(path) {
+		file := filepath.Join(dir, "cgroup.procs")
+		if _, err := os.Stat(file); err != nil {
+			continue // a hierarchy that carries no limits
+		}
+		if err := write(file, strconv.Itoa(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
