@@ -69,6 +69,8 @@ type Options struct {
 	RecordLifetime time.Duration
 	RingSize       int
 	Log            *slog.Logger
+	// Program, if set, starts what execs name in the place of native programs; see Call.
+	Program Program
 }
 
 // Agent is one guest agent. It outlives any number of attaches.

@@ -24,7 +24,10 @@ const shutdownGrace = 5 * time.Second
 // "-channel=PATH" (a virtio-serial port). Logs go to stderr, at most a few
 // hundred lines a minute. It takes stdin and stdout away from the process, so
 // that nothing else is ever read from or written to the channel.
-func Main(args []string) int {
+func Main(args []string) int { return MainWith(args, Options{}) }
+
+// MainWith is Main for an agent with other options; Init and Log are set here.
+func MainWith(args []string, opts Options) int {
 	log := slog.New(slog.NewTextHandler(newLogWriter(os.Stderr), nil))
 	signals := make(chan os.Signal, 16)
 	// SIGPIPE and SIGHUP are caught and not ignored: an ignored signal would stay
@@ -34,7 +37,7 @@ func Main(args []string) int {
 	// The agent works in turns with the processes that it serves. More threads than one would mostly
 	// wake each other, on processors that belong to them.
 	runtime.GOMAXPROCS(1)
-	opts := Options{Init: true, Log: log}
+	opts.Init, opts.Log = true, log
 	in, out, err := takeChannel(args, &opts)
 	if err != nil {
 		log.Error("no channel", "error", err)

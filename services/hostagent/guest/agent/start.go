@@ -152,8 +152,7 @@ func (a *Agent) launch(x *execution, req *wire.ExecStart) error {
 	} else if !isDir(dir) {
 		dir = "/"
 	}
-	env := environment(user, req)
-	path, err := lookPath(string(req.Argv[0]), dir, env)
+	path, start, err := a.program(req, user, dir)
 	if err != nil {
 		return err
 	}
@@ -161,13 +160,9 @@ func (a *Agent) launch(x *execution, req *wire.ExecStart) error {
 	if err != nil {
 		return wire.Failf(wire.KindStartFailed, "exec %s: %v", x.key, err)
 	}
-	attr := &syscall.ProcAttr{
-		Dir: dir, Env: env, Files: files.child[:],
-		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: req.PTY != nil, Credential: user.credential()},
-	}
 	x.outs, x.stdin, x.pty, x.open = files.outs, files.stdin, files.pty, len(files.outs)
 	_, err = a.reaper.spawn(func() (int, error) {
-		pid, err := syscall.ForkExec(path, wire.Strings(req.Argv), attr)
+		pid, err := start(files.child)
 		if err != nil {
 			return 0, err
 		}

@@ -64,6 +64,9 @@ func (a *Agent) user(spec string) (*account, error) {
 	if spec == "" {
 		spec = a.opts.DefaultUser
 	}
+	if a.opts.Program != nil {
+		return soleUser(spec)
+	}
 	passwd, ok1 := stampOf(a.opts.Passwd)
 	group, ok2 := stampOf(a.opts.Group)
 	if !ok1 || !ok2 {
