@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/tools/runtimes/cache"
 	"github.com/berth-dev/berth/tools/runtimes/debian"
+	"github.com/berth-dev/berth/tools/runtimes/kernel"
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
@@ -29,17 +30,26 @@ type builder struct {
 
 // all builds what is missing and returns the directory of the complete set.
 func (b *builder) all(ctx context.Context, list []recipe) (string, error) {
-	entries := make([]string, len(list))
-	for i, r := range list {
+	var have []recipe
+	var entries []string
+	for _, r := range list {
 		entry, err := cache.Fill(b.home, r.key(), func(dir string) error { return b.timed(ctx, r, dir) })
+		if err != nil && r.Deb != "" && ctx.Err() == nil {
+			fmt.Fprintf(b.log, "no virtual machines on this host: %v\n", err)
+			continue
+		}
 		if err != nil {
 			return "", err
 		}
-		entries[i] = entry
+		have, entries = append(have, r), append(entries, entry)
 	}
-	set, err := cache.Fill(b.home, setKey(list), func(dir string) error {
-		for _, entry := range entries {
-			if err := linkAll(locate.Bin(entry), locate.Bin(dir)); err != nil {
+	set, err := cache.Fill(b.home, setKey(have), func(dir string) error {
+		for i, entry := range entries {
+			folder := locate.Bin
+			if have[i].Deb != "" {
+				folder = locate.VM
+			}
+			if err := linkAll(folder(entry), folder(dir)); err != nil {
 				return err
 			}
 		}
@@ -64,6 +74,13 @@ func (b *builder) timed(ctx context.Context, r recipe, dir string) error {
 }
 
 func (b *builder) one(ctx context.Context, r recipe, dir string) error {
+	if r.Deb != "" {
+		if err := os.Mkdir(locate.VM(dir), 0o755); err != nil {
+			return err
+		}
+		return kernel.Fetch(ctx, b.log, locate.VM(dir), kernel.Pin{Meta: r.Deb, Package: r.Pin.Module, Version: r.Pin.Version,
+			SHA256: strings.TrimPrefix(r.Pin.Sum, "sha256:")})
+	}
 	if r.CGO {
 		if err := needCompiler(ctx, b.log); err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -52,11 +53,14 @@ func run(ctx context.Context, printOnly bool, jobs int) (string, error) {
 		return "", err
 	}
 	if printOnly {
-		set := filepath.Join(home, setKey(list))
-		if _, err := os.Stat(set); err != nil {
-			return "", fmt.Errorf("the container runtimes are not built; run: go run ./tools/runtimes")
+		without := slices.DeleteFunc(slices.Clone(list), func(r recipe) bool { return r.Deb != "" })
+		for _, l := range [][]recipe{list, without} {
+			set := filepath.Join(home, setKey(l))
+			if _, err := os.Stat(set); err == nil {
+				return locate.Bin(set), nil
+			}
 		}
-		return locate.Bin(set), nil
+		return "", fmt.Errorf("the container runtimes are not built; run: go run ./tools/runtimes")
 	}
 	b := &builder{home: home, source: source, jobs: jobs, log: os.Stderr}
 	set, err := b.all(ctx, list)
@@ -87,7 +91,11 @@ func plan(ctx context.Context, source string) ([]recipe, error) {
 		if r.Source == "" {
 			continue
 		}
-		if list[i].Digest, err = digestTree(source, r.Source, "shims/hold"); err != nil {
+		folders := []string{r.Source, "shims/hold"}
+		if r.Deb != "" {
+			folders = folders[:1]
+		}
+		if list[i].Digest, err = digestTree(source, folders...); err != nil {
 			return nil, err
 		}
 	}

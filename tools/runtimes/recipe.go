@@ -51,11 +51,14 @@ type recipe struct {
 	LDFlags  string
 	Go       string // Go's version and target
 	Seconds  int    `json:"-"` // about how long a first build takes on two cores
+	// Deb is the Debian package that always depends on the newest kernel; the pin's module is then the
+	// package of its version. It is not built but fetched, and the other runtimes do without it.
+	Deb string `json:",omitempty"`
 }
 
 // recipes lists the components in the order in which they are built.
 func recipes(pins map[string]pin, goID string) ([]recipe, error) {
-	for _, name := range []string{"containerd", "runc", "runsc"} {
+	for _, name := range []string{"containerd", "runc", "runsc", "kernel"} {
 		if _, ok := pins[name]; !ok {
 			return nil, fmt.Errorf("versions.txt has no line for %s", name)
 		}
@@ -89,7 +92,7 @@ func recipes(pins map[string]pin, goID string) ([]recipe, error) {
 	for i := range list {
 		list[i].Go = goID
 	}
-	return list, nil
+	return append(list, recipe{Name: "kernel", Pin: pins["kernel"], Source: "kernel", Deb: "linux-image-cloud-amd64", Seconds: 5}), nil
 }
 
 // key names the component's cache entry.

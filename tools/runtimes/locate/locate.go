@@ -50,12 +50,20 @@ const RunscOptionsType = "io.containerd.runsc.v1.options"
 // hosts that install them by other means. Their versions are not checked.
 const EnvDir = "BERTH_RUNTIMES"
 
+// Files of a virtual machine, in the directory that MicroVM returns.
+const (
+	VMLinux       = "vmlinux"      // a kernel with an entry for PVH
+	Modules       = "modules.cpio" // of that kernel, for guest/vm/initramfs
+	KernelVersion = "version"      // package=version that both are of, for people
+)
+
 // Names inside the cache's runtimes directory.
 const (
 	cacheFolder  = "runtimes"
 	currentLink  = "current"
 	versionsFile = "versions.txt"
 	binFolder    = "bin"
+	vmFolder     = "microvm"
 )
 
 // Versions is the text that says what is built: see versions.txt.
@@ -95,6 +103,26 @@ func Dir() (string, error) {
 	}
 	return filepath.Join(set, binFolder), complete(filepath.Join(set, binFolder))
 }
+
+// MicroVM returns the absolute directory of the files that a virtual machine starts from. They stand
+// beside the folder of binaries. Its error is one sentence that says what to do; the other runtimes
+// may be there without them.
+func MicroVM() (string, error) {
+	bin, err := Dir()
+	if err != nil {
+		return "", err
+	}
+	dir := VM(filepath.Dir(bin))
+	for _, name := range []string{VMLinux, Modules, KernelVersion} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return "", fmt.Errorf("the kernel of virtual machines is not in %s; run: go run ./tools/runtimes", dir)
+		}
+	}
+	return dir, nil
+}
+
+// VM returns the folder of a virtual machine's files in a set.
+func VM(set string) string { return filepath.Join(set, vmFolder) }
 
 // Home returns the part of the cache that belongs to the runtimes.
 func Home() (string, error) {
