@@ -19,6 +19,7 @@ want gcc; want libc6-dev; want pkg-config; want libseccomp-dev   # runc is built
 want mmdebstrap                                                  # the default image
 want e2fsprogs; want xfsprogs; want mount; want util-linux; want git; want ca-certificates
 want procps; want iproute2
+want qemu-system-x86; want erofs-utils; want xz-utils            # the tier microvm
 for p in "$@"; do want "$p"; done                                # what a benchmark compares with
 
 [ -z "$need" ] && exit 0
