@@ -1,0 +1,181 @@
+package hostile
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/testenv"
+)
+
+// minRows is the least number of rows in all tiers that this project promises.
+const minRows = 120
+
+// users of a row: root of the sandbox, and somebody without rights.
+var users = []string{"root", "nobody"}
+
+// TestHostile runs every row in every tier.
+func TestHostile(t *testing.T) {
+	e := testenv.Start(t)
+	program := probe(t)
+	var ran atomic.Int64
+	for _, tier := range tiers {
+		t.Run(tier, func(t *testing.T) {
+			w := enter(t, e, tier, program)
+			control(t, w)
+			before := look(t)
+			for _, g := range groups {
+				t.Run(strings.ReplaceAll(g.Name, " ", "-"), func(t *testing.T) {
+					for _, row := range g.Rows {
+						runRow(t, w, row, &ran)
+					}
+				})
+			}
+			for what, was := range before {
+				if is := look(t)[what]; is != was {
+					t.Errorf("the host's %s was %q and is %q", what, was, is)
+				}
+			}
+			alive(t, w)
+		})
+	}
+	t.Logf("%d rows ran", ran.Load())
+	if n := ran.Load(); n > 0 && n < minRows && !t.Failed() {
+		t.Errorf("only %d rows ran; at least %d are promised", n, minRows)
+	}
+}
+
+func runRow(t *testing.T, w *world, row Row, ran *atomic.Int64) {
+	for _, user := range users {
+		if row.Users == "root" && user != "root" || row.Users == "user" && user == "root" {
+			continue
+		}
+		t.Run(row.Name+" as "+user, func(t *testing.T) {
+			ran.Add(1)
+			o, err := w.try(user, row.Do...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch why := row.Own[w.tier]; {
+			case o.Through && why == "":
+				t.Errorf("it came through: %s", o.Detail)
+			case o.Through:
+				t.Logf("it came through (%s), which is harmless: %s", o.Detail, why)
+			default:
+				t.Logf("refused: %s", o.Detail)
+			}
+		})
+	}
+}
+
+// seen are the rows of group "another session" that the other session itself must come through: what
+// is looked for is really there, and the probe finds it.
+var seen = []string{"look-files", "look-names", "look-procs", "look-environ", "look-memory", "shm-file", "dial", "abstract"}
+
+func control(t *testing.T, w *world) {
+	own := *w
+	own.attacker = w.victim
+	for _, row := range anotherSession {
+		if !slices.Contains(seen, row.Do[0]) || strings.Contains(strings.Join(row.Do, " "), "::1") {
+			continue
+		}
+		t.Run("control/"+row.Name, func(t *testing.T) {
+			if o, err := own.try("root", row.Do...); err != nil || !o.Through {
+				t.Errorf("the probe does not find in a session what is there: %s, %v", o.Detail, err)
+			}
+		})
+	}
+}
+
+// alive: attacker and victim still answer, and the victim's secret is still its own.
+func alive(t *testing.T, w *world) {
+	t.Helper()
+	for _, s := range []*sdk.Session{w.attacker, w.victim} {
+		if out, err := s.Output(t.Context(), "echo", "here"); err != nil || strings.TrimSpace(string(out)) != "here" {
+			t.Errorf("a session does not answer any more: %q, %v", out, err)
+		}
+	}
+	if out, err := w.victim.Output(t.Context(), "cat", "/root/"+w.mark); err != nil || string(out) != w.mark {
+		t.Errorf("the other session's file holds %q, %v", out, err)
+	}
+}
+
+// greedy attempts, each for a few seconds, and what the neighbour may not lose meanwhile: its answer.
+var greedy = []struct {
+	name string
+	do   []string
+}{
+	{"a fork bomb", []string{"fork-bomb", "3"}},
+	{"a memory hog", []string{"memory-hog", "5"}},
+	{"a full disk", []string{"disk-fill", "5"}},
+	{"a flood of dirty pages", []string{"dirty-flood", "4"}},
+	{"files without end", []string{"inode-hog", "3"}},
+	{"all processors", []string{"burn", "3", "16"}},
+}
+
+// TestAGreedySessionDoesNotStopItsNeighbour: how much the neighbour loses is `make bench-tiers`; here
+// it must answer all the time, and the greedy one must be usable again afterwards.
+func TestAGreedySessionDoesNotStopItsNeighbour(t *testing.T) {
+	e := testenv.Start(t)
+	program := probe(t)
+	for _, tier := range tiers {
+		t.Run(tier, func(t *testing.T) {
+			w := enter(t, e, tier, program)
+			for _, g := range greedy {
+				t.Run(strings.ReplaceAll(g.name, " ", "-"), func(t *testing.T) { w.greed(t, g.do) })
+			}
+		})
+	}
+}
+
+func (w *world) greed(t *testing.T, do []string) {
+	done := make(chan error, 1)
+	go func() {
+		o, err := w.try("root", do...)
+		if err == nil && o.Through && do[0] != "burn" {
+			t.Errorf("there is no limit: %s", o.Detail)
+		}
+		done <- err
+	}()
+	answers := 0
+	for {
+		began := time.Now()
+		if _, err := w.victim.Output(t.Context(), "true"); err != nil {
+			t.Fatalf("the neighbour does not answer: %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the neighbour needed %s for an answer", took)
+		}
+		answers++
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Logf("the greedy session's call ended with: %v", err)
+			}
+			t.Logf("the neighbour answered %d times", answers)
+			w.recovers(t)
+			return
+		default:
+		}
+	}
+}
+
+// recovers waits until the greedy session works again; where running out of memory ends the whole
+// sandbox it wakes anew.
+func (w *world) recovers(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		out, err := w.attacker.Output(t.Context(), "echo", "here")
+		if err == nil && bytes.Equal(bytes.TrimSpace(out), []byte("here")) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the greedy session is not usable again: %q, %v", out, err)
+		}
+		_ = w.attacker.Reopen(t.Context())
+	}
+}
