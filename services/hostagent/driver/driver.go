@@ -243,6 +243,8 @@ const (
 	EventExited EventKind = "exited"
 	// EventOOM: a process was killed for memory.
 	EventOOM EventKind = "oom"
+	// EventPIDs: a process could not be made, since the limit of processes was reached.
+	EventPIDs EventKind = "pids"
 )
 
 // Event is the news of one sandbox.
@@ -259,6 +261,8 @@ type Stats struct {
 	MemoryBytes uint64
 	Processes   uint32
 	OOMKills    uint64
+	// PIDsHits is how often no process could be made for the limit.
+	PIDsHits uint64
 }
 
 // ID names the sandbox of one epoch. It follows from the three, so that whoever repeats a Create or

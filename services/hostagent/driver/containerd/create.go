@@ -61,6 +61,9 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if err := spec.Check(d.Capabilities()); err != nil {
 		return driver.Sandbox{}, err
 	}
+	if most := mostFiles(); spec.Limits.OpenFiles > most { // a smaller one would not be what was promised
+		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "a process may have %d files open on this host, not %d", most, spec.Limits.OpenFiles)
+	}
 	id := spec.ID()
 	defer d.lock(id)()
 	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
@@ -175,7 +178,13 @@ func (m *making) mountRoot(ctx context.Context) error {
 	return idroot.MountPlain(m.spec.Image.Lower, m.spec.Disk, point)
 }
 
-func (m *making) begin(context.Context) error {
+func (m *making) begin(context.Context) (err error) {
+	if m.d.cgroup.IO() && m.rec.Tier != driver.Kata {
+		if m.rec.Device, err = cgroup.Device(m.spec.Disk); err != nil {
+			return err
+		}
+		m.d.remember(m.id, m.rec)
+	}
 	if err := m.rec.write(m.d.folder(m.id), m.d.channel(m.id)); err != nil {
 		return err
 	}
@@ -205,11 +214,7 @@ func (m *making) placeGuest() error {
 }
 
 func (m *making) makeCgroup(context.Context) error {
-	l := m.spec.Limits
-	if m.spec.Tier == driver.GVisor {
-		l.PIDs = max(l.PIDs, minGVisorPIDs)
-	}
-	return m.d.cgroup.Create(m.d.cgroupOf(m.id), cgroup.Limits{CPUMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, PIDs: l.PIDs})
+	return m.d.cgroup.Create(m.d.cgroupOf(m.id), m.d.limits(m.rec, m.spec.Limits))
 }
 
 // container writes containerd's record of the sandbox.

@@ -1,4 +1,5 @@
-// Package containerd makes sandboxes with containerd: tier container on runc, tier gvisor on runsc.
+// Package containerd makes sandboxes with containerd: tier container on runc, tier gvisor on runsc,
+// tier kata on an installed Kata Containers, or whatever runtime handler Config.Handlers names.
 //
 // It guarantees, beyond the contract of package driver: a root that is the image with the session's
 // disk on top and that no other sandbox can reach; in tier container a user namespace with ids that
@@ -7,7 +8,11 @@
 // and that the death of containerd ends no sandbox. A private containerd dies with its host agent
 // and is started again by the next one.
 //
-// /tmp and /run of a sandbox are in memory, charged to its limit, and do not outlive it.
+// A tier whose parts are not on this host is absent, with the reason, and the others go on.
+//
+// /tmp and /run of a sandbox are in memory, charged to its limit, and do not outlive it. In tier kata
+// the session's disk and the image are block devices of the machine, which alone mounts them; see
+// kata.go.
 package containerd
 
 import (
@@ -52,6 +57,8 @@ type Config struct {
 	Cgroup string
 	// GVisor are further flags of runsc, or other values of those set here.
 	GVisor map[string]string
+	// Handlers are the runtime handlers of tiers whose runtime is installed apart from Berth: kata.
+	Handlers map[driver.Tier]Handler
 	Log    *slog.Logger
 }
 
@@ -75,7 +82,7 @@ const (
 	binShimRunsc  = "containerd-shim-berthrunsc-v1"
 )
 
-// Driver implements driver.Driver, Watcher, Meter, Freezer and Checker.
+// Driver implements driver.Driver, Watcher, Meter, Freezer, Checker, Resizer and Networker.
 type Driver struct {
 	cfg    Config
 	log    *slog.Logger
@@ -83,6 +90,8 @@ type Driver struct {
 	ctrd   *client
 	daemon *daemon // nil with an existing containerd
 	run    steps.Runner
+	// absent says of a tier why this host cannot run it.
+	absent map[driver.Tier]string
 
 	mu    sync.Mutex
 	locks map[ids.SandboxID]*sync.Mutex
@@ -97,6 +106,9 @@ var (
 	_ driver.Meter   = (*Driver)(nil)
 	_ driver.Freezer = (*Driver)(nil)
 	_ driver.Checker = (*Driver)(nil)
+
+	_ driver.Resizer   = (*Driver)(nil)
+	_ driver.Networker = (*Driver)(nil)
 )
 
 // Open starts or finds containerd and takes over what an earlier driver left running.
@@ -105,6 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	if err := preflight(cfg); err != nil {
 		return nil, err
 	}
+	absent, _ := absentTiers(cfg)
 	tree, err := cgroup.Detect()
 	if err != nil {
 		return nil, errs.E(op, errkind.Unavailable, "", err)
@@ -113,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 		return nil, errs.E(op, errkind.Invalid, "", err)
 	}
 	d := &Driver{
-		cfg: cfg, log: cfg.Log, cgroup: tree,
+		cfg: cfg, log: cfg.Log, cgroup: tree, absent: absent,
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]bool{},
 		slots: slots{dir: cfg.IDs, owner: cfg.Cgroup, count: cfg.IDRanges},
 	}
@@ -206,9 +219,15 @@ func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 	out := map[driver.Tier]driver.Capabilities{}
 	for _, t := range d.cfg.Tiers {
 		c := driver.Capabilities{
-			Native: true, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true, Adopts: true, Holds: true,
-			UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
-			Missing: []string{"a limit on disk bandwidth"},
+			Absent: d.absent[t],
+			Native: true, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true, OpenFiles: true, Adopts: true, Holds: true,
+			DiskIO: d.cgroup.IO(), UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
+		}
+		if t == driver.Kata {
+			c.OwnKernel, c.RawDisk, c.Accel = true, true, "kvm"
+		}
+		if !c.DiskIO {
+			c.Missing = append(c.Missing, "a limit on disk bandwidth (cgroup v2 with its controller io)")
 		}
 		if !d.cgroup.V2() {
 			c.Missing = append(c.Missing, "cgroup v2")
@@ -298,7 +317,7 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 	if err != nil {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
-	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot}
+	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot, OpenFiles: spec.Limits.OpenFiles}
 	d.known[id] = r
 	return r, nil
 }

@@ -139,7 +139,7 @@ func (d *Driver) Stats(_ context.Context, id ids.SandboxID) (driver.Stats, error
 	if err != nil {
 		return driver.Stats{}, errs.E("read usage", errkind.NotFound, string(id), err)
 	}
-	return driver.Stats{CPU: s.CPU, MemoryBytes: s.MemoryBytes, Processes: s.Processes, OOMKills: s.OOMKills}, nil
+	return driver.Stats{CPU: s.CPU, MemoryBytes: s.MemoryBytes, Processes: s.Processes, OOMKills: s.OOMKills, PIDsHits: s.PIDsHits}, nil
 }
 
 // Freeze implements driver.Freezer.

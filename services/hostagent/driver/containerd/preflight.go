@@ -53,30 +53,53 @@ func preflight(cfg Config) error {
 	if uint64(cfg.FirstID)+uint64(cfg.IDRanges)*idRange > 1<<32-2 || cfg.IDRanges == 0 {
 		return bad("the ranges of user ids from %d leave the space of ids", cfg.FirstID)
 	}
-	return binaries(cfg)
+	return runnable(cfg)
 }
 
-func binaries(cfg Config) error {
-	var need []string
+// runnable refuses if no tier can run: a tier that cannot does not keep the others from it.
+func runnable(cfg Config) error {
 	if cfg.Socket == "" {
-		need = append(need, binContainerd)
+		if why := lacks(cfg, binContainerd); why != "" {
+			return errs.E("check this host", errkind.Unavailable, "", why)
+		}
 	}
+	absent, err := absentTiers(cfg)
+	if err != nil || len(absent) < len(cfg.Tiers) {
+		return err
+	}
+	return errs.E("check this host", errkind.Unavailable, "", absent[cfg.Tiers[0]])
+}
+
+// absentTiers says of each tier that cannot run here why.
+func absentTiers(cfg Config) (map[driver.Tier]string, error) {
+	out := map[driver.Tier]string{}
 	for _, t := range cfg.Tiers {
+		why := ""
 		switch t {
 		case driver.Container:
-			need = append(need, binRunc, binShimRunc)
+			why = lacks(cfg, binRunc, binShimRunc)
 		case driver.GVisor:
-			need = append(need, binRunsc, binShimRunsc)
+			why = lacks(cfg, binRunsc, binShimRunsc)
+		case driver.Kata:
+			_, why = findKata(cfg, "/")
 		default:
-			return errs.Errorf("check this host", errkind.Unimplemented, "containerd runs no tier %q", t)
+			return nil, errs.Errorf("check this host", errkind.Unimplemented, "containerd runs no tier %q", t)
+		}
+		if why != "" {
+			out[t] = why
 		}
 	}
-	for _, name := range need {
-		if err := unix.Access(filepath.Join(cfg.Runtimes, name), unix.X_OK); err != nil {
-			return errs.Errorf("check this host", errkind.Unavailable, "the runtime %s is missing in %s: run go run ./tools/runtimes", name, cfg.Runtimes)
+	return out, nil
+}
+
+// lacks names the first of these programs that is missing.
+func lacks(cfg Config, names ...string) string {
+	for _, name := range names {
+		if unix.Access(filepath.Join(cfg.Runtimes, name), unix.X_OK) != nil {
+			return fmt.Sprintf("the runtime %s is missing in %s: run go run ./tools/runtimes", name, cfg.Runtimes)
 		}
 	}
-	return nil
+	return ""
 }
 
 func kernel() (major, minor int) {

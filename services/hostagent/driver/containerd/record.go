@@ -27,6 +27,10 @@ type record struct {
 	Tier       driver.Tier    `json:"tier"`
 	// Slot chooses the range of host ids.
 	Slot uint32 `json:"slot"`
+	// OpenFiles is the limit of each process, 0 if it is the driver's own.
+	OpenFiles uint64 `json:"open_files,omitempty"`
+	// Device of the session's disk, "major:minor", where its rate can be limited.
+	Device string `json:"device,omitempty"`
 }
 
 func readRecord(dir string) (record, error) {

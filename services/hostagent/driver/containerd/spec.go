@@ -107,7 +107,7 @@ func (m *making) process() *specs.Process {
 		Args: args, Cwd: "/", Env: environment(m.spec), NoNewPrivileges: true,
 		Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 		Rlimits: []specs.POSIXRlimit{
-			{Type: "RLIMIT_NOFILE", Soft: fileLimit(), Hard: fileLimit()},
+			{Type: "RLIMIT_NOFILE", Soft: m.files(), Hard: m.files()},
 			{Type: "RLIMIT_CORE"},
 		},
 	}
@@ -118,13 +118,21 @@ func environment(spec driver.Spec) []string {
 	return append(append([]string{basePath}, spec.Image.Env...), spec.Env...)
 }
 
-// fileLimit does not exceed what this process may give away.
-func fileLimit() uint64 {
+// files is how many files a process may have open.
+func (m *making) files() uint64 {
+	if n := m.spec.Limits.OpenFiles; n > 0 {
+		return n
+	}
+	return min(mostFiles(), maxFiles)
+}
+
+// mostFiles is what this process may give away.
+func mostFiles() uint64 {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return 1024
 	}
-	return min(l.Max, maxFiles)
+	return l.Max
 }
 
 func (m *making) namespaces() []specs.LinuxNamespace {

@@ -29,12 +29,14 @@ type watcher struct {
 	out  chan driver.Event
 	told map[ids.SandboxID]map[driver.EventKind]bool
 	late map[ids.SandboxID]int // looks at an exit whose status was not known yet
+	hits map[ids.SandboxID]uint64
 }
 
 // Watch implements driver.Watcher. It outlives containerd: after each break it looks at the state
 // of every sandbox again, so that no exit is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
-	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[ids.SandboxID]map[driver.EventKind]bool{}, late: map[ids.SandboxID]int{}}
+	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[ids.SandboxID]map[driver.EventKind]bool{}, late: map[ids.SandboxID]int{},
+		hits: map[ids.SandboxID]uint64{}}
 	go w.loop(ctx)
 	return w.out, nil
 }
@@ -114,6 +116,7 @@ func (w *watcher) look(ctx context.Context) error {
 		switch {
 		case f.State == driver.Running:
 			w.d.sawRunning(f.ID)
+			w.limits(ctx, f.ID, time.Now())
 		case w.told[f.ID][driver.EventExited]:
 		case f.State == driver.Exited:
 			w.found(ctx, f.ID)
@@ -158,6 +161,7 @@ func (w *watcher) take(ctx context.Context, topic string, any *anypb.Any) {
 
 // exited tells the reason before the end: the runtime's own word of it can be late or missing.
 func (w *watcher) exited(ctx context.Context, e driver.Event) {
+	w.limits(ctx, e.ID, e.At)
 	if s, err := w.d.Stats(ctx, e.ID); err == nil && s.OOMKills > 0 && !w.told[e.ID][driver.EventOOM] {
 		w.tell(ctx, driver.Event{ID: e.ID, Kind: driver.EventOOM, At: e.At})
 	}
@@ -166,14 +170,26 @@ func (w *watcher) exited(ctx context.Context, e driver.Event) {
 	}
 }
 
+// limits tells that a sandbox ran into its limit of processes since the last look.
+func (w *watcher) limits(ctx context.Context, id ids.SandboxID, at time.Time) {
+	s, err := w.d.Stats(ctx, id)
+	if err != nil || s.PIDsHits <= w.hits[id] {
+		return
+	}
+	w.hits[id] = s.PIDsHits
+	w.tell(ctx, driver.Event{ID: id, Kind: driver.EventPIDs, At: at})
+}
+
 func (w *watcher) tell(ctx context.Context, e driver.Event) {
 	if w.d.mustExist("", e.ID) != nil {
 		delete(w.told, e.ID) // it was stopped: nobody asks any more
+		delete(w.hits, e.ID)
 		return
 	}
 	if len(w.told) > maxTold {
 		clear(w.told)
 		clear(w.late)
+		clear(w.hits)
 	}
 	if w.told[e.ID] == nil {
 		w.told[e.ID] = map[driver.EventKind]bool{}
