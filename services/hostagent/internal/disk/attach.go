@@ -19,10 +19,10 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
-// Attach mounts the disk that w asks for and promises its space. It is idempotent: the same epoch
+// Attach mounts the disk that w asks for, or hands its image out, and promises its space. It is idempotent: the same epoch
 // again returns the same attachment. Kinds: Invalid, NotFound (no disk here), StaleEpoch (a newer
-// one exists elsewhere), Busy (attached for another epoch), NoCapacity (no space), Refused (a VM
-// wrote it), Conflict, DataLoss. After an error nothing is attached and no blank is lost.
+// one exists elsewhere), Busy (attached for another epoch, or still written), NoCapacity (no space),
+// Refused (a VM wrote it and it was not asked for raw), Conflict, DataLoss. After an error nothing is attached and no blank is lost.
 func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 	const op = "attach disk"
 	if err := w.check(); err != nil {
@@ -31,6 +31,9 @@ func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 	defer s.lock(w.Key)()
 	if s.isActive(w.Key) {
 		return s.again(w)
+	}
+	if err := s.blankAgain(w); err != nil {
+		return Attachment{}, err
 	}
 	rec, exists, err := s.find(w)
 	if err != nil {
@@ -49,7 +52,11 @@ func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 		return Attachment{}, err
 	}
 	next := rec.attachedFor(w)
-	times, err := s.run.Run(ctx, s.attachTable(rec, next, exists, created))
+	table := s.attachTable(rec, next, exists, created)
+	if w.Raw {
+		table, next = s.rawTable(rec, next, exists, created)
+	}
+	times, err := s.run.Run(ctx, table)
 	if err != nil {
 		s.release(w.Key)
 		return Attachment{}, errs.E(op, kindOf(err), w.Key.String(), err)
@@ -57,7 +64,9 @@ func (s *Store) Attach(ctx context.Context, w Want) (Attachment, error) {
 	if err := s.attached(next); err != nil {
 		return Attachment{}, errors.Join(errs.E(op, kindOf(err), w.Key.String(), err), s.detach(op, w.Key))
 	}
-	return Attachment{Record: next, Root: s.mountPoint(w.Key), Created: created, Steps: times}, nil
+	a := s.attachment(next, created)
+	a.Steps = times
+	return a, nil
 }
 
 // admitWake promises the disk's space, of the larger size if there is enough: a session wakes also
@@ -81,7 +90,7 @@ func (s *Store) attached(rec Record) error {
 	if err := s.tidyFolder(rec); err != nil {
 		return err
 	}
-	if rec.State == Dirty {
+	if rec.Raw || rec.State == Dirty {
 		return nil
 	}
 	if err := syncMount(s.mountPoint(k)); err != nil {
@@ -98,11 +107,14 @@ func (s *Store) again(w Want) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	if rec.Attached != w.Epoch {
+	switch {
+	case rec.Attached != w.Epoch:
 		return Attachment{}, errs.Errorf("attach disk", errkind.Busy,
 			"%s is attached for epoch %s, asked for %s", w.Key, rec.Attached, w.Epoch)
+	case rec.Raw != w.Raw:
+		return Attachment{}, errs.E("attach disk", errkind.Busy, w.Key.String(), "it is attached in another way")
 	}
-	return Attachment{Record: rec, Root: s.mountPoint(w.Key), Created: rec.State == Blank}, nil
+	return s.attachment(rec, rec.State == Blank), nil
 }
 
 // attachTable lists the steps from a record (or nothing) to a mounted disk.
@@ -267,7 +279,8 @@ func (s *Store) Activate(k Key, epoch ids.Epoch) error {
 	return errs.Wrap(op, k.String(), s.save(rec.activated(epoch)))
 }
 
-// Detach unmounts without a manifest: after a failed wake, or compute that died. The record stays
+// Detach unmounts, or takes a raw image back, without a manifest: after a failed wake, or compute that
+// died. The record stays
 // what it was, so a dirty disk stays usable for its epoch. Idempotent; Busy while it is in use.
 func (s *Store) Detach(_ context.Context, k Key) error {
 	defer s.lock(k)()
@@ -278,7 +291,11 @@ func (s *Store) detach(op string, k Key) error {
 	if err := s.thaw(k); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)
 	}
-	if err := s.unmount(k); err != nil {
+	takeBack := s.unmount
+	if s.handed(k) {
+		takeBack = s.takeBack
+	}
+	if err := takeBack(k); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)
 	}
 	s.release(k)

@@ -42,7 +42,7 @@ func (s *Store) follow(ctx context.Context, k Key, to, from *os.File) (*extents.
 		return nil, err
 	}
 	for range followRounds {
-		if err := syncMount(s.mountPoint(k)); err != nil {
+		if err := s.writeOut(k); err != nil {
 			return nil, err
 		}
 		if err := s.bearable(k); err != nil {

@@ -61,22 +61,52 @@ func freezeMount(point string, on bool) error {
 
 // hold is a file system that is frozen, or will be once the kernel has written what is in memory.
 type hold struct {
-	dir    *os.File
+	stop   func() stopped // waits for the kernel, or for the guest
+	resume func() (was bool, err error)
 	unmark func()
 	began  time.Time
-	done   chan struct{} // the kernel has answered
+	done   chan struct{} // stop has answered
 
 	mu       sync.Mutex
 	answered bool
-	err      error
+	stopped
 	released bool
 	early    bool // somebody else thawed it before
 }
 
+// stopped is how far writers were stopped.
+type stopped struct {
+	err   error
+	loose bool // they were not
+	crash bool // what they had not written out is still in memory
+}
+
+// holdMount prepares the freeze of a mounted disk.
+func (s *Store) holdMount(k Key) (*hold, error) {
+	const op = "freeze disk"
+	h := &hold{done: make(chan struct{}), unmark: func() {}}
+	dir, err := os.Open(s.mountPoint(k))
+	if err != nil {
+		return nil, errs.E(op, errkind.Internal, k.String(), err)
+	}
+	if s.markFrozen != nil {
+		if h.unmark, err = s.markFrozen(k, s.mountPoint(k)); err != nil {
+			_ = dir.Close()
+			return nil, errs.E(op, errkind.Unavailable, k.String(), fmt.Errorf("nobody would thaw it if this process died: %w", err))
+		}
+	}
+	h.stop = func() stopped { return stopped{err: s.freezeFile(dir)} }
+	h.resume = func() (bool, error) {
+		was, err := thawed(dir)
+		return was, errors.Join(err, dir.Close())
+	}
+	return h, nil
+}
+
 // freeze begins to freeze the disk of k and waits at most the patience for it. The hold is to be
 // thawed whatever came of it; frozen is false if the patience ran out. Another hold that the kernel
-// has not answered yet makes it Busy. The caller has the lock of k.
-func (s *Store) freeze(k Key, patience time.Duration) (h *hold, frozen bool, err error) {
+// has not answered yet makes it Busy. full: until the pool has room. The caller has the lock of k.
+func (s *Store) freeze(k Key, patience time.Duration, full bool) (h *hold, frozen bool, err error) {
 	const op = "freeze disk"
 	s.mu.Lock()
 	stuck := s.holds[k]
@@ -84,21 +114,19 @@ func (s *Store) freeze(k Key, patience time.Duration) (h *hold, frozen bool, err
 	if stuck != nil && !stuck.over() {
 		return nil, false, errs.E(op, errkind.Busy, k.String(), "an earlier freeze has not ended yet")
 	}
-	h = &hold{done: make(chan struct{}), unmark: func() {}}
-	if h.dir, err = os.Open(s.mountPoint(k)); err != nil {
-		return nil, false, errs.E(op, errkind.Internal, k.String(), err)
+	if s.handed(k) {
+		h, err = s.holdGuest(k, patience, full)
+	} else {
+		h, err = s.holdMount(k)
 	}
-	if s.markFrozen != nil {
-		if h.unmark, err = s.markFrozen(k, s.mountPoint(k)); err != nil {
-			_ = h.dir.Close()
-			return nil, false, errs.E(op, errkind.Unavailable, k.String(), fmt.Errorf("nobody would thaw it if this process died: %w", err))
-		}
+	if err != nil {
+		return nil, false, err
 	}
 	s.mu.Lock()
 	s.holds[k] = h
 	s.mu.Unlock()
 	h.began = time.Now()
-	go h.run(s.freezeFile)
+	go h.run()
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -114,11 +142,11 @@ func (s *Store) freeze(k Key, patience time.Duration) (h *hold, frozen bool, err
 
 // run asks the kernel, which may take as long as the pool takes to write. If the hold was released
 // meanwhile it thaws at once.
-func (h *hold) run(freeze func(*os.File) error) {
-	err := freeze(h.dir)
+func (h *hold) run() {
+	how := h.stop()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.answered, h.err = true, err
+	h.answered, h.stopped = true, how
 	if h.released {
 		_ = h.finish()
 	}
@@ -141,10 +169,10 @@ func (h *hold) thaw() error {
 
 // finish is called once, with mu held, when the hold is both answered and released.
 func (h *hold) finish() error {
-	was, err := thawed(h.dir)
+	was, err := h.resume()
 	h.early = !was
 	h.unmark()
-	return errors.Join(err, h.dir.Close())
+	return err
 }
 
 // held says that from freeze to thaw nobody wrote: after a thaw that came from elsewhere, because this
@@ -152,7 +180,14 @@ func (h *hold) finish() error {
 func (h *hold) held() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.answered && !h.early
+	return h.answered && !h.early && !h.loose
+}
+
+// unwritten says that writers were stopped before they wrote out what they have in memory.
+func (h *hold) unwritten() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.crash
 }
 
 // over says that nothing of the hold is left.

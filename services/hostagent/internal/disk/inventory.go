@@ -26,8 +26,9 @@ type Disk struct {
 	ID Key
 	Record
 	Allocated uint64
-	Mounted   bool
-	Device    string // loop device, empty if none
+	// Mounted says that it is in use: mounted, or handed to a virtual machine (Record.Raw).
+	Mounted bool
+	Device  string // loop device, empty if none
 	// Clones is what the disk's clones hold alone, and HasBase says that the next snapshot reads only
 	// what changed.
 	Clones  uint64
@@ -68,7 +69,7 @@ func (s *Store) inventory() (Inventory, error) {
 			inv.Strays = append(inv.Strays, filepath.Join(s.dir, "sessions", e.Name()))
 			continue
 		}
-		d.Device, d.Mounted = device[s.image(d.ID)], mounted[s.mountPoint(d.ID)]
+		d.Device, d.Mounted = device[s.image(d.ID)], mounted[s.mountPoint(d.ID)] || d.Raw
 		delete(device, s.image(d.ID))
 		delete(mounted, s.mountPoint(d.ID))
 		if d.Broken == "" {

@@ -214,7 +214,7 @@ func (s *Store) freezeAll(sp Space) {
 	s.mu.Lock()
 	var keys []Key
 	for k, m := range s.active {
-		if m.device != "" && s.frozen[k] == nil && !s.ending[k] {
+		if (m.device != "" || m.raw) && s.frozen[k] == nil && !s.ending[k] {
 			keys = append(keys, k)
 		}
 	}
@@ -233,7 +233,7 @@ func (s *Store) freezeFor(k Key, sp Space) bool {
 	if ending || !s.isActive(k) {
 		return false
 	}
-	h, _, err := s.freeze(k, s.freezeTime) // one that is not frozen in time will be later
+	h, _, err := s.freezeFull(k) // one that is not frozen in time will be later
 	if err != nil {
 		s.log.Error("cannot stop the writers of a disk", "session", k.Session, "error", err)
 		return false

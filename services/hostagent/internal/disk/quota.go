@@ -23,11 +23,15 @@ type Usage struct {
 	Free uint64 // what a user can still write
 }
 
-// Usage measures an attached disk; NotFound if it is not attached. It never waits for a frozen one.
+// Usage measures an attached disk; NotFound if it is not attached, Unimplemented for a raw one. It never
+// waits for a frozen one.
 func (s *Store) Usage(k Key) (Usage, error) {
 	const op = "measure disk"
 	if !s.isActive(k) {
 		return Usage{}, errs.E(op, errkind.NotFound, k.String(), "the disk is not attached")
+	}
+	if s.handed(k) {
+		return Usage{}, errs.E(op, errkind.Unimplemented, k.String(), "a virtual machine writes this disk; only its own kernel knows how full it is")
 	}
 	d, err := openMount(s.mountPoint(k))
 	if err == nil && d == nil {
@@ -48,8 +52,9 @@ func (s *Store) Usage(k Key) (Usage, error) {
 // Grow makes an attached disk larger while the session goes on, and returns the size that is in effect.
 // That is the old one for a disk that is not attached, which grows with the next Attach that wants
 // more, and where this process may not resize what is mounted (it lacks CAP_SYS_RESOURCE): then the
-// next Attach does it. A disk never shrinks. Kinds: NotFound, Invalid, NoCapacity (the pool has not so
-// much), Refused (a virtual machine wrote it).
+// next Attach does it. Of a raw disk the image alone grows: the virtual machine is to be told, and grows
+// the file system in it. A disk never shrinks. Kinds: NotFound, Invalid, NoCapacity (the pool has not so
+// much).
 func (s *Store) Grow(ctx context.Context, k Key, size uint64) (uint64, error) {
 	const op = "grow disk"
 	defer s.lock(k)()
@@ -64,8 +69,6 @@ func (s *Store) Grow(ctx context.Context, k Key, size uint64) (uint64, error) {
 	switch {
 	case size < old:
 		return old, errs.Errorf(op, errkind.Invalid, "the disk has %s; it cannot shrink to %s", fmtBytes(old), fmtBytes(size))
-	case rec.VMWritten:
-		return old, errs.E(op, errkind.Refused, k.String(), "a virtual machine wrote this disk; it grows within one only")
 	case !s.isActive(k):
 		return old, nil
 	}
@@ -84,7 +87,11 @@ func (s *Store) Grow(ctx context.Context, k Key, size uint64) (uint64, error) {
 	if err := s.at("grow.recorded"); err != nil {
 		return old, errs.Wrap(op, k.String(), err)
 	}
-	err = s.extend(k, size)
+	if rec.Raw {
+		err = s.stretch(k, size)
+	} else {
+		err = s.extend(k, size)
+	}
 	if errors.Is(err, unix.EPERM) {
 		s.log.Warn("a mounted disk cannot be resized without CAP_SYS_RESOURCE; it grows with the next wake", "session", k.Session)
 		return s.inside(k)

@@ -71,6 +71,8 @@ type Record struct {
 	Ephemeral bool   `json:"ephemeral,omitempty"`
 	// VMWritten is sticky: the host never mounts such an image again.
 	VMWritten bool `json:"vm_written,omitempty"`
+	// Raw: the image was handed to a virtual machine, which may still write it.
+	Raw bool `json:"raw,omitempty"`
 	// Pending is a manifest of this image that may have become the session's head.
 	Pending Pending `json:"pending,omitzero"`
 	// AsOf is when the files were as they are, of an image that came from the store and that no session
@@ -149,7 +151,7 @@ func (r Record) activated(epoch ids.Epoch) Record {
 
 // void returns the record of an image that is being replaced: whatever is there is never used.
 func (r Record) void() Record {
-	r.State, r.Base, r.Epoch, r.Attached, r.Pending = Dirty, "", ids.Epoch{}, ids.Epoch{}, Pending{}
+	r.State, r.Base, r.Epoch, r.Attached, r.Pending, r.Raw = Dirty, "", ids.Epoch{}, ids.Epoch{}, Pending{}, false
 	return r
 }
 
@@ -166,6 +168,8 @@ type Manifest struct {
 	TakenAt    time.Time
 	// CrashConsistent is true if writers could not be stopped while it was taken.
 	CrashConsistent bool
+	// VMWritten: as of the record.
+	VMWritten bool
 }
 
 const (

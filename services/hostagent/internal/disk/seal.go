@@ -39,6 +39,7 @@ func (s *Store) SealShot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, *M
 	if err := s.quiet(op, k); err != nil {
 		return nil, nil, err
 	}
+	rec.Raw = false
 	if rec.State == Clean || rec.Ephemeral || rec.Pending.ID != "" {
 		m, err := s.known(rec)
 		return nil, m, errs.Wrap(op, k.String(), err)
@@ -83,7 +84,7 @@ func (s *Store) quiet(op string, k Key) error {
 	if err := s.thaw(k); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)
 	}
-	if err := syncMount(s.mountPoint(k)); err != nil {
+	if err := s.writeOut(k); err != nil {
 		return errs.E(op, kindOf(err), k.String(), err)
 	}
 	if err := s.detach(op, k); err != nil {
@@ -106,6 +107,7 @@ func (s *Store) known(rec Record) (*Manifest, error) {
 	}
 	m := &Manifest{
 		Session: rec.Session, Generation: rec.Generation, Epoch: rec.Epoch, Image: rec.Image, Size: rec.Size, Allocated: size,
+		VMWritten: rec.VMWritten,
 	}
 	switch {
 	case rec.State == Clean:

@@ -41,6 +41,8 @@ type Shot struct {
 	ImageDigest     string
 	TakenAt         time.Time
 	CrashConsistent bool
+	// VMWritten: a virtual machine wrote what it holds.
+	VMWritten bool
 	// Anew asks to store everything again: what the store has may be damaged.
 	Anew bool
 	// Sealed is true if the disk was taken away from the session: nothing is newer than this shot.
@@ -54,6 +56,7 @@ type Shot struct {
 	written uint64 // of the loop device, when it was taken
 	counted bool
 	direct  bool // Image is the disk itself
+	moved   bool // it was written to while it was copied
 
 	allocated uint64
 
@@ -72,7 +75,8 @@ func (sh *Shot) Allocated() uint64 { return sh.allocated }
 func newShot(rec Record, epoch ids.Epoch) *Shot {
 	return &Shot{
 		Key: rec.Key(), Epoch: epoch, attached: rec.Attached, Parent: rec.Base, Anew: rec.Doubtful, Size: rec.Size, ImageDigest: rec.Image,
-		TakenAt: time.Now().UTC(), lost: make(chan struct{}),
+		VMWritten: rec.VMWritten,
+		TakenAt:   time.Now().UTC(), lost: make(chan struct{}),
 	}
 }
 
@@ -187,7 +191,7 @@ func (s *Store) still(ctx context.Context, sh *Shot, path string) (err error) {
 	if err := s.copyFrozen(ctx, sh, mirror, copied, image); err != nil {
 		return err
 	}
-	if sh.CrashConsistent && mirror != nil {
+	if sh.moved && mirror != nil {
 		// Ranges that were cloned one by one while the session wrote are of no one moment; a whole
 		// clone is.
 		if err := s.copyAgain(ctx, sh, copied, image); err != nil {
@@ -212,17 +216,22 @@ func (s *Store) still(ctx context.Context, sh *Shot, path string) (err error) {
 // copyFrozen is the part for which writers wait. Where a mirror follows the image, only what changed
 // is cloned; if it says that the shot is crash-consistent the mirror may be a mixture.
 func (s *Store) copyFrozen(ctx context.Context, sh *Shot, mirror *extents.Mirror, to, from *os.File) (err error) {
-	h, frozen, err := s.freeze(sh.Key, s.freezeTime)
+	patience := s.freezeTime
+	if s.handed(sh.Key) {
+		patience *= 2 // the guest is asked first, then the machine is paused
+	}
+	h, frozen, err := s.freeze(sh.Key, patience, false)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		err = errors.Join(err, h.thaw())
 		sh.Frozen = time.Since(h.began)
-		sh.CrashConsistent = !frozen || !h.held()
+		sh.moved = !frozen || !h.held()
+		sh.CrashConsistent = sh.moved || h.unwritten()
 	}()
 	if !frozen {
-		s.log.Warn("the disk did not freeze in time; the snapshot is crash-consistent", "session", sh.Session, "after", s.freezeTime)
+		s.log.Warn("the disk did not freeze in time; the snapshot is crash-consistent", "session", sh.Session, "after", patience)
 	}
 	if err := s.at("shot.frozen"); err != nil {
 		return err
@@ -273,7 +282,7 @@ func (s *Store) copyImage(ctx context.Context, to, from *os.File) error {
 func (s *Store) settle(ctx context.Context, k Key) error {
 	for range syncRounds {
 		before, ok := s.writtenTo(k)
-		if err := syncMount(s.mountPoint(k)); err != nil {
+		if err := s.writeOut(k); err != nil {
 			return err
 		}
 		after, _ := s.writtenTo(k)
@@ -359,6 +368,9 @@ func (s *Store) Dirty(k Key) (bool, error) {
 	frozen := s.frozen[k] != nil
 	saved, known := s.saved[k]
 	s.mu.Unlock()
+	if s.handed(k) {
+		return s.rawDirty(op, k)
+	}
 	if !known || frozen {
 		return true, nil
 	}

@@ -40,6 +40,9 @@ type mounting struct {
 	size   uint64
 	image  string // file that the promise is about
 	device string // loop device, empty until it is mounted
+	raw    bool   // handed to a virtual machine
+	// writers are those of a raw disk, nil: nobody can stop them.
+	writers Writers
 }
 
 // Space returns the account of the pool.
@@ -157,7 +160,9 @@ func (s *Store) untilRoom(op string, k Key, try attempt) error {
 func (s *Store) promiseIf(k Key, size uint64, image string) (ok bool, least uint64, err error) {
 	s.mu.Lock()
 	was, again := s.active[k]
-	s.active[k] = mounting{size: size, image: image, device: was.device}
+	next := was
+	next.size, next.image = size, image
+	s.active[k] = next
 	s.mu.Unlock()
 	sp, err := s.account()
 	if err == nil && !sp.kept() {

@@ -85,13 +85,17 @@ type Want struct {
 	// Image is the digest that a fresh disk is pinned to.
 	Image     string
 	Ephemeral bool
+	// Raw asks for the image file instead of a mount, for a virtual machine that writes it itself.
+	Raw bool
 }
 
-// Attachment is a disk that is mounted on the host. Root holds the folders Upper and Work, and is
-// entered with Beneath alone.
+// Attachment is a disk in use. Root is where it is mounted on the host; it holds the folders Upper and
+// Work, and is entered with Beneath alone. Of a raw disk Root is empty and File is the image, which a
+// virtual machine opens; Upper and Work lie in it.
 type Attachment struct {
 	Record
 	Root string
+	File string
 	// Created is true if the disk holds nothing of the session yet.
 	Created bool
 	Steps   []steps.Time
@@ -190,7 +194,10 @@ func (s *Store) adopt() error {
 		return err
 	}
 	for _, d := range inv.Disks {
-		if d.Mounted {
+		if d.Raw { // a virtual machine may still write it
+			s.active[d.ID] = mounting{size: d.Size, image: s.image(d.ID), raw: true}
+		}
+		if d.Mounted && !d.Raw {
 			// An earlier process may have died in a shot.
 			if err := freezeMount(s.mountPoint(d.ID), false); err != nil {
 				return err
@@ -300,9 +307,8 @@ func (s *Store) find(w Want) (rec Record, exists bool, err error) {
 		}, false, nil
 	case err != nil:
 		return rec, false, err
-	case rec.VMWritten:
-		return rec, true, errs.E(op, errkind.Refused, w.Key.String(),
-			"a virtual machine wrote this disk; it wakes in a virtual machine only")
+	case rec.VMWritten && !w.Raw:
+		return rec, true, errs.E(op, errkind.Refused, w.Key.String(), errkind.VMWritten+"; it wakes in a virtual machine only")
 	case w.Fresh && rec.State != Blank:
 		return rec, true, errs.E(op, errkind.Conflict, w.Key.String(),
 			"asked for a fresh disk, but this generation was already active here")

@@ -210,7 +210,7 @@ func TestAnImageThatAVMWroteIsNeverMounted(t *testing.T) {
 	if err := s.MarkVMWritten(key(1)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.Attach(context.Background(), fresh(1, 2))
+	_, err := s.Attach(context.Background(), Want{Key: key(1), Epoch: ep(2), LastActive: ep(1)})
 	wantKind(t, err, errkind.Refused)
 }
 

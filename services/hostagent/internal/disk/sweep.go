@@ -51,7 +51,7 @@ func (s *Store) Sweep(ctx context.Context, judge func(Disk) Verdict) (Swept, err
 				continue
 			}
 			out.Deleted = append(out.Deleted, d.ID)
-		case v == KeepDetached && (d.Mounted || d.Device != ""):
+		case v == KeepDetached && (d.Mounted || d.Device != "" || d.Raw):
 			if err := s.Detach(ctx, d.ID); err != nil {
 				failed = append(failed, err)
 				continue

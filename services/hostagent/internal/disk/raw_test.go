@@ -1,0 +1,520 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
+)
+
+// guest stands for a virtual machine: its kernel is this one, through a mount of its own.
+type guest struct {
+	t     testing.TB
+	point string
+
+	mu     sync.Mutex
+	calls  []string
+	crash  bool          // it does not answer and is paused
+	err    error         // of Still
+	late   chan struct{} // Still waits for it
+	lied   error         // of release
+	closed bool
+}
+
+func boot(t testing.TB, a Attachment) *guest {
+	t.Helper()
+	g := &guest{t: t, point: t.TempDir()}
+	dev, err := loopdev.Attach(a.File, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dev.Close() }()
+	if err := unix.Mount(dev.Name(), g.point, "ext4", 0, "noinit_itable,discard"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.off)
+	return g
+}
+
+// off ends the machine.
+func (g *guest) off() {
+	if g.closed {
+		return
+	}
+	g.closed = true
+	_ = freezeMount(g.point, false)
+	if err := unix.Unmount(g.point, 0); err != nil {
+		g.t.Error(err)
+	}
+}
+
+func (g *guest) put(name, text string) {
+	g.t.Helper()
+	if err := os.WriteFile(filepath.Join(g.point, Upper, name), []byte(text), 0o644); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+func (g *guest) sync() {
+	g.t.Helper()
+	if err := syncMount(g.point); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+func (g *guest) note(what string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.calls = append(g.calls, what)
+}
+
+func (g *guest) heard() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.calls)
+}
+
+func (g *guest) Still(ctx context.Context) (func() error, bool, error) {
+	g.note("still")
+	if g.late != nil {
+		<-g.late
+	}
+	if g.err != nil {
+		return nil, false, g.err
+	}
+	if err := freezeMount(g.point, true); err != nil {
+		return nil, false, err
+	}
+	return func() error {
+		g.note("release")
+		return errors.Join(freezeMount(g.point, false), g.lied)
+	}, g.crash, nil
+}
+
+func (g *guest) Pause(context.Context) (func() error, error) {
+	g.note("pause")
+	if err := freezeMount(g.point, true); err != nil {
+		return nil, err
+	}
+	return func() error { g.note("go on"); return freezeMount(g.point, false) }, nil
+}
+
+func raw(n int, epoch uint64) Want {
+	w := fresh(n, epoch)
+	w.Raw = true
+	return w
+}
+
+func rawAgain(n int, epoch uint64, head string, last uint64) Want {
+	return Want{Key: key(n), Epoch: ep(epoch), Head: head, LastActive: ep(last), Raw: true}
+}
+
+// running attaches a raw disk, activates it and boots a machine on it.
+func running(t testing.TB, s *Store, n int, epoch uint64) (Attachment, *guest) {
+	t.Helper()
+	a := attach(t, s, raw(n, epoch))
+	activate(t, s, n, epoch)
+	g := boot(t, a)
+	if err := s.SetWriters(key(n), ep(epoch), g); err != nil {
+		t.Fatal(err)
+	}
+	return a, g
+}
+
+func TestARawDiskIsHandedOutAsAFileAndNeverMounted(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a, g := running(t, s, 1, 1)
+		if a.Root != "" || a.File != s.image(key(1)) || !a.Created || !a.VMWritten {
+			t.Errorf("got %+v", a)
+		}
+		if r := record(t, s, 1); !r.VMWritten || !r.Raw {
+			t.Errorf("the record does not say who has it: %+v", r)
+		}
+		for _, name := range []string{Upper, Work} {
+			if st, err := os.Stat(filepath.Join(g.point, name)); err != nil || !st.IsDir() {
+				t.Errorf("no folder %s: %v", name, err)
+			}
+		}
+		if m, _ := mounts.Below(filepath.Join(s.dir, "mnt")); len(m) > 1 {
+			t.Errorf("mounted: %v", m)
+		}
+		if b := attach(t, s, raw(1, 1)); b.File != a.File {
+			t.Errorf("a repeated attach gives %+v", b)
+		}
+		_, err := s.Attach(t.Context(), fresh(1, 1))
+		wantKind(t, err, errkind.Busy)
+		_, err = s.View(t.Context(), key(1), ep(1))
+		wantKind(t, err, errkind.Refused)
+		_, err = s.Usage(key(1))
+		wantKind(t, err, errkind.Unimplemented)
+		if inv, err := s.List(); err != nil || len(inv.Strays) != 0 || !inv.Disks[0].Mounted {
+			t.Errorf("got %+v, %v", inv, err)
+		}
+		g.off()
+		if err := s.Detach(t.Context(), key(1)); err != nil {
+			t.Fatal(err)
+		}
+		if r := record(t, s, 1); !r.VMWritten || r.Raw {
+			t.Errorf("after the detach: %+v", r)
+		}
+		_, err = s.Attach(t.Context(), Want{Key: key(1), Epoch: ep(2), LastActive: ep(1)})
+		wantKind(t, err, errkind.Refused)
+		if !strings.Contains(err.Error(), errkind.VMWritten) {
+			t.Errorf("it does not say why: %v", err)
+		}
+		attach(t, s, rawAgain(1, 2, "", 1))
+	})
+}
+
+// The image of a wake in a virtual machine that came to nothing binds no session that has no files.
+func TestAFreshDiskIsBlankAgainAfterAMachineThatNeverRan(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a := attach(t, s, raw(1, 1))
+		g := boot(t, a)
+		g.put("f", "of nobody")
+		g.off()
+		if err := s.Detach(t.Context(), key(1)); err != nil {
+			t.Fatal(err)
+		}
+		b := attach(t, s, fresh(1, 2))
+		if _, err := os.Stat(filepath.Join(b.Root, Upper, "f")); !errors.Is(err, os.ErrNotExist) || b.VMWritten || !b.Created {
+			t.Errorf("the image was used again: %v, %+v", err, b)
+		}
+	})
+}
+
+var rawPoints = []string{"disk.claim", "claim.renamed", "disk.record", "record.written", "mount.loop", "mount.mounted",
+	"raw.prepared", "disk.prepare", "raw.recorded", "disk.hand"}
+
+func TestAFailureAtAnyStepOfARawDiskLeavesNothing(t *testing.T) {
+	needRoot(t)
+	for _, point := range rawPoints {
+		t.Run(point, func(t *testing.T) {
+			s := openTest(t, t.TempDir(), nil)
+			s.fault = faultAt(point, false)
+			s.run.Fault, s.run.Twice = s.fault, true
+			_, err := s.Attach(t.Context(), raw(1, 1))
+			if !errors.Is(err, errCrash) {
+				t.Fatalf("got %v", err)
+			}
+			if inv, err := s.List(); err != nil || len(inv.Disks)+len(inv.Strays) != 0 {
+				t.Errorf("left %+v, %v", inv, err)
+			}
+			if sp, _ := s.Space(); sp.Promised != 0 {
+				t.Errorf("space stays promised: %+v", sp)
+			}
+		})
+	}
+}
+
+// A disk that containers wrote goes to a virtual machine: whatever crashes on the way, its files are
+// there for the machine, and nobody else is given them once a machine may have had them.
+func TestACrashOnTheWayToAMachineKeepsTheFiles(t *testing.T) {
+	needRoot(t)
+	for _, point := range append(rawPoints[2:], "raw.back") {
+		t.Run(point, func(t *testing.T) {
+			ctx, dir := context.Background(), t.TempDir()
+			first, err := open(ctx, Config{Dir: dir}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer first.blanks.close()
+			a := attach(t, first, fresh(1, 1))
+			activate(t, first, 1, 1)
+			put(t, a, "f", "mine")
+			first.fault = faultAt(point, true)
+			first.run.Fault = first.fault
+			handed := false
+			if _, crashed := survive(func() error {
+				if err := first.Detach(ctx, key(1)); err != nil {
+					return err
+				}
+				if _, err := first.Attach(ctx, rawAgain(1, 2, "", 1)); err != nil {
+					return err
+				}
+				handed = true
+				return first.Detach(ctx, key(1))
+			}); !crashed {
+				t.Fatal("no crash")
+			}
+			s := openTest(t, dir, nil)
+			if _, err := s.Sweep(ctx, func(Disk) Verdict { return KeepDetached }); err != nil {
+				t.Fatal(err)
+			}
+			if handed {
+				_, err := s.Attach(ctx, Want{Key: key(1), Epoch: ep(3), LastActive: ep(1)})
+				wantKind(t, err, errkind.Refused)
+			}
+			b := attach(t, s, rawAgain(1, 3, "", 1))
+			g := boot(t, b)
+			if text, err := os.ReadFile(filepath.Join(g.point, Upper, "f")); err != nil || string(text) != "mine" {
+				t.Errorf("got %q, %v", text, err)
+			}
+			g.off()
+		})
+	}
+}
+
+func TestADiskIsNotTakenBackWhileAMachineWritesIt(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a, g := running(t, s, 1, 1)
+		vm, err := os.OpenFile(a.File, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = vm.Close() }()
+		g.off()
+		began := time.Now()
+		_, _, err = s.SealShot(t.Context(), key(1), ep(1))
+		wantKind(t, err, errkind.Busy)
+		if time.Since(began) < loopGrace {
+			t.Error("it did not wait for the machine's end")
+		}
+		_ = vm.Close()
+		sh, _, err := s.SealShot(t.Context(), key(1), ep(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Release(sh); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestARestartFindsWhatAMachineHas(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		_, g := running(t, s, 1, 1)
+		g.put("f", "one")
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		next := openWith(t, cfg, nil)
+		if sp, err := next.Space(); err != nil || sp.Promised == 0 {
+			t.Errorf("its space is not promised: %+v, %v", sp, err)
+		}
+		if err := next.SetWriters(key(1), ep(1), g); err != nil {
+			t.Fatal(err)
+		}
+		wantKind(t, next.SetWriters(key(1), ep(2), g), errkind.StaleEpoch)
+		sh := shoot(t, next, 1, 1)
+		if got := inShot(t, sh, "f"); got != "one" || sh.CrashConsistent {
+			t.Errorf("got %q, %+v", got, sh)
+		}
+		if err := next.Release(sh); err != nil {
+			t.Fatal(err)
+		}
+		g.off()
+		if err := next.Detach(t.Context(), key(1)); err != nil {
+			t.Fatal(err)
+		}
+		s.release(key(1)) // the first store is dead
+	})
+}
+
+func TestAShotOfARawDiskIsStillAndTheMachineGoesOn(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		_, g := running(t, s, 1, 1)
+		g.put("f", "one")
+		sh := shoot(t, s, 1, 1)
+		if !slices.Equal(g.heard(), []string{"still", "release"}) || sh.CrashConsistent || !sh.VMWritten {
+			t.Errorf("heard %v, got %+v", g.heard(), sh)
+		}
+		g.put("f", "two") // it goes on
+		if got := inShot(t, sh, "f"); got != "one" {
+			t.Errorf("the shot moved: %q", got)
+		}
+		saved(t, s, sh, "m1")
+		if !dirty(t, s, 1) {
+			t.Error("written to after the shot, yet not dirty")
+		}
+		g.crash = true
+		sh = shoot(t, s, 1, 1)
+		if !sh.CrashConsistent || sh.Parent != "m1" || (sh.Base != nil) != cfg.Reflink {
+			t.Errorf("a paused machine gives %+v", sh)
+		}
+		saved(t, s, sh, "m2")
+		if dirty(t, s, 1) == cfg.Reflink {
+			t.Error("what a freeze itself writes counts as a change")
+		}
+		g.put("g", "three")
+		g.sync()
+		if !dirty(t, s, 1) {
+			t.Error("written to, yet not dirty")
+		}
+	})
+}
+
+// Whatever a guest does not do, the shot is of one moment, or there is none.
+func TestAMachineThatCannotBeStoppedIsClonedWhole(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		_, g := running(t, s, 1, 1)
+		g.put("f", "one")
+		g.sync()
+		try := func(what string) {
+			t.Helper()
+			sh, err := s.Shoot(t.Context(), key(1), ep(1))
+			if !cfg.Reflink && what != "lied" {
+				if err == nil {
+					t.Errorf("%s: a copy was made while it was written", what)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if got := inShot(t, sh, "f"); got != "one" || !sh.CrashConsistent {
+				t.Errorf("%s: got %q, crash-consistent %v", what, got, sh.CrashConsistent)
+			}
+			if err := s.Release(sh); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g.err = errs.E("freeze", errkind.Deadline, "", "the guest says nothing")
+		try("refused")
+		g.err, g.lied = nil, errors.New("it went on by itself")
+		try("lied")
+		g.lied = nil
+		if err := s.SetWriters(key(1), ep(1), nil); err != nil {
+			t.Fatal(err)
+		}
+		try("nobody")
+	})
+}
+
+func TestAGuestThatAnswersLateIsReleased(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		s.freezeTime = 20 * time.Millisecond
+		_, g := running(t, s, 1, 1)
+		g.late = make(chan struct{})
+		sh, err := s.Shoot(t.Context(), key(1), ep(1))
+		if cfg.Reflink && (err != nil || !sh.CrashConsistent) {
+			t.Fatalf("got %+v, %v", sh, err)
+		}
+		close(g.late)
+		s.mu.Lock()
+		h := s.holds[key(1)]
+		s.mu.Unlock()
+		<-h.done
+		if !slices.Equal(g.heard(), []string{"still", "release"}) {
+			t.Errorf("heard %v", g.heard())
+		}
+		g.put("f", "it runs")
+		if err := s.Release(sh); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestAFullPoolPausesMachines(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		s.minder.close() // it would see that there is room
+		_, g := running(t, s, 1, 1)
+		s.freezeAll(Space{})
+		if got := g.heard(); !slices.Equal(got, []string{"pause"}) {
+			t.Errorf("heard %v", got)
+		}
+		_, err := s.Shoot(t.Context(), key(1), ep(1))
+		wantKind(t, err, errkind.NoCapacity)
+		s.thawAll()
+		if got := g.heard(); !slices.Equal(got, []string{"pause", "go on"}) {
+			t.Errorf("heard %v", got)
+		}
+		g.put("f", "it runs")
+		s.freezeAll(Space{})
+		if err := s.LetGo(key(1)); err != nil {
+			t.Fatal(err)
+		}
+		g.put("f", "to its end")
+		s.minder = startMinder(t.Context(), s)
+	})
+}
+
+func TestARawImageIsOnlyMadeLonger(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a, g := running(t, s, 1, 1)
+		if n, err := s.Grow(t.Context(), key(1), testSize+32<<20); err != nil || n != testSize+32<<20 {
+			t.Fatalf("got %d, %v", n, err)
+		}
+		g.off()
+		if err := s.Detach(t.Context(), key(1)); err != nil {
+			t.Fatal(err)
+		}
+		before := sumOf(t, a.File)
+		w := rawAgain(1, 2, "", 1)
+		w.Size = testSize + 64<<20
+		b := attach(t, s, w)
+		st, err := os.Stat(b.File)
+		if err != nil || uint64(st.Size()) != w.Size || b.Size != w.Size {
+			t.Fatalf("%d bytes, %v, record %d", st.Size(), err, b.Size)
+		}
+		if err := os.Truncate(a.File, testSize+32<<20); err != nil { // only its end was added
+			t.Fatal(err)
+		}
+		if sumOf(t, a.File) != before {
+			t.Error("the host changed what a machine had written")
+		}
+	})
+}
+
+// A sleep after the machine was killed has what was on the disk, and a restore says who wrote it.
+func TestARawDiskIsSealedAndRestored(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a, g := running(t, s, 1, 1)
+		g.put("f", "one")
+		g.off()
+		text := filepath.Join(t.TempDir(), "stored")
+		sh, m, err := s.SealShot(t.Context(), key(1), ep(1))
+		if err != nil || m != nil || !sh.Sealed || !sh.VMWritten {
+			t.Fatalf("got %+v, %+v, %v", sh, m, err)
+		}
+		if err := os.Link(a.File, text); err != nil { // the same bytes from elsewhere
+			b, rerr := os.ReadFile(a.File)
+			if err = errors.Join(rerr, os.WriteFile(text, b, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		saved(t, s, sh, "m1")
+		if _, m, err = s.SealShot(t.Context(), key(1), ep(1)); err != nil || m == nil || !m.VMWritten || m.ID != "m1" {
+			t.Fatalf("a clean disk: %+v, %v", m, err)
+		}
+		rec := headOf(2, "m1", 1)
+		rec.VMWritten = true
+		st, err := os.Stat(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.Size = uint64(st.Size())
+		if err := s.Restore(t.Context(), rec, nil, fillFrom(text)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Attach(t.Context(), Want{Key: key(2), Epoch: ep(2), Head: "m1", LastActive: ep(1)})
+		wantKind(t, err, errkind.Refused)
+		g = boot(t, attach(t, s, rawAgain(2, 2, "m1", 1)))
+		if b, err := os.ReadFile(filepath.Join(g.point, Upper, "f")); err != nil || string(b) != "one" {
+			t.Errorf("got %q, %v", b, err)
+		}
+		g.off()
+	})
+}
