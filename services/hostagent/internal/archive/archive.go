@@ -61,7 +61,9 @@ type Info struct {
 	Size, Allocated, Added uint64
 	Image                  string
 	CrashConsistent        bool
-	RestoredFrom           string
+	// VMWritten: a virtual machine wrote the disk; no host mounts it. It stays so in all that follow.
+	VMWritten    bool
+	RestoredFrom string
 }
 
 // Keep says which snapshots stay in a manifest's history: all younger than All, the last of every
@@ -89,6 +91,7 @@ type Meta struct {
 	TakenAt         time.Time
 	Image           string
 	CrashConsistent bool
+	VMWritten       bool
 	Keep            Keep
 }
 

@@ -29,7 +29,7 @@ func drawInfo(t *rapid.T) Info {
 		TakenAt: time.UnixMilli(rapid.Int64().Draw(t, "at")).UTC(),
 		Size:    rapid.Uint64Range(1, 30*ChunkSize).Draw(t, "size"), Allocated: rapid.Uint64Range(0, MaxSize).Draw(t, "allocated"),
 		Added: rapid.Uint64().Draw(t, "added"), CrashConsistent: rapid.Bool().Draw(t, "crash"),
-		Image: rapid.SampledFrom([]string{"", "sha256:a", "sha256:b"}).Draw(t, "image"),
+		Image: rapid.SampledFrom([]string{"", "sha256:a", "sha256:b"}).Draw(t, "image"), VMWritten: rapid.Bool().Draw(t, "vm"),
 	}
 }
 
@@ -112,10 +112,13 @@ func sample() *Index {
 }
 
 func FuzzHeader(f *testing.F) {
-	f.Add(sample().header.encode())
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := decodeHeader(b)
+	f.Add(byte(1), sample().header.encode())
+	vm := sample()
+	vm.info.VMWritten = true
+	f.Add(byte(2), vm.header.encode())
+	f.Add(byte(1), []byte{})
+	f.Fuzz(func(t *testing.T, version byte, b []byte) {
+		h, err := decodeHeader(b, version)
 		if err != nil {
 			return
 		}

@@ -4,13 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
 const (
-	format    = 1
+	// What a virtual machine has to do with is of formatVM, which a version that knows nothing of that
+	// refuses; all else is written as before.
+	formatPlain = 1
+	formatVM    = 2
+
 	maxPacks  = 1 << 20
 	maxHeader = 32 << 20
 )
@@ -20,6 +25,12 @@ type pack struct {
 	size uint32
 }
 
+// Flags of a snapshot. formatPlain has the first alone.
+const (
+	flagCrash = 1 << iota
+	flagVM
+)
+
 // header is the plain part of a manifest: enough to list, sweep and verify without a key.
 type header struct {
 	disk    Disk
@@ -28,6 +39,14 @@ type header struct {
 	chunks  int
 	packs   []pack
 	history []Info // newest first
+}
+
+// version is the format that the header needs.
+func (h *header) version() byte {
+	if h.info.VMWritten || slices.ContainsFunc(h.history, func(i Info) bool { return i.VMWritten }) {
+		return formatVM
+	}
+	return formatPlain
 }
 
 func (h *header) encode() []byte {
@@ -63,7 +82,14 @@ func (w *writer) info(i Info, image string) {
 	w.uint(i.Size)
 	w.uint(i.Allocated)
 	w.uint(i.Added)
-	w.flag(i.CrashConsistent)
+	flags := uint64(0)
+	if i.CrashConsistent {
+		flags |= flagCrash
+	}
+	if i.VMWritten {
+		flags |= flagVM
+	}
+	w.uint(flags)
 	w.id(i.RestoredFrom)
 	w.flag(i.Image != image)
 	if i.Image != image {
@@ -71,9 +97,16 @@ func (w *writer) info(i Info, image string) {
 	}
 }
 
-func (r *reader) info(image string) Info {
+func (r *reader) info(image string, version byte) Info {
 	i := Info{Parent: r.id(), Epoch: r.pair(), TakenAt: r.time(), Size: r.uint(MaxSize), Allocated: r.uint(MaxSize),
-		Added: r.uint(math.MaxUint64), CrashConsistent: r.flag(), RestoredFrom: r.id(), Image: image}
+		Added: r.uint(math.MaxUint64)}
+	most := uint64(flagCrash)
+	if version >= formatVM {
+		most |= flagVM
+	}
+	flags := r.uint(most)
+	i.CrashConsistent, i.VMWritten = flags&flagCrash != 0, flags&flagVM != 0
+	i.RestoredFrom, i.Image = r.id(), image
 	if r.flag() {
 		i.Image = r.str(maxImage)
 		if i.Image == image {
@@ -83,15 +116,15 @@ func (r *reader) info(image string) Info {
 	return i
 }
 
-// decodeHeader never returns a header that breaks a bound.
-func decodeHeader(b []byte) (*header, error) {
+// decodeHeader reads a header of a format. It never returns one that breaks a bound.
+func decodeHeader(b []byte, version byte) (*header, error) {
 	if len(b) > maxHeader {
 		return nil, errors.New("its header is too long")
 	}
 	r := &reader{b: b}
 	h := &header{}
 	h.disk = Disk{Tenant: ids.Tenant(r.str(ids.MaxToken)), Session: ids.SessionKey(r.str(ids.MaxToken)), Generation: ids.Generation(r.pair())}
-	h.info = r.info("")
+	h.info = r.info("", version)
 	h.clock = r.time()
 	if size := r.uint(ChunkSize); r.err == nil && size != ChunkSize {
 		return nil, fmt.Errorf("its chunks are of %d bytes, this version knows %d", size, ChunkSize)
@@ -105,7 +138,7 @@ func decodeHeader(b []byte) (*header, error) {
 			break
 		}
 		id := r.id()
-		past := r.info(image)
+		past := r.info(image, version)
 		past.ID, image = id, past.Image
 		if id == "" {
 			r.fail()
@@ -114,6 +147,9 @@ func decodeHeader(b []byte) (*header, error) {
 	}
 	if err := r.end(); err != nil {
 		return nil, err
+	}
+	if h.version() != version {
+		return nil, errors.New("it is of another format than it says")
 	}
 	return h, h.disk.check()
 }

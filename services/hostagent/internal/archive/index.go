@@ -1,7 +1,6 @@
 package archive
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -127,14 +126,14 @@ func (r *reader) extents(h *header, table []chunk) error {
 	return r.err
 }
 
-var localMagic = []byte("berthix\x01")
+var localMagic = []byte("berthix")
 
 // Encode writes the index in the form in which a host keeps it: with a checksum, and not sealed.
 func (ix *Index) Encode() []byte {
 	sum, _ := idSum(ix.info.ID) // an index has an id
 	head := ix.header.encode()
 	table := tableEnc.EncodeAll(encodeTable(len(ix.packs), ix.table), nil)
-	b := slices.Concat(localMagic, sum[:], binary.BigEndian.AppendUint32(nil, uint32(len(head))), head, table)
+	b := slices.Concat(localMagic, []byte{ix.version()}, sum[:], binary.BigEndian.AppendUint32(nil, uint32(len(head))), head, table)
 	check := blake3.Sum256(b)
 	return append(b, check[:]...)
 }
@@ -150,7 +149,8 @@ func DecodeIndex(b []byte) (*Index, error) {
 
 func decodeLocal(b []byte) (*Index, error) {
 	const front = 8 + 20 + 4
-	if len(b) < front+32 || !bytes.HasPrefix(b, localMagic) {
+	version, ok := formatOf(b, localMagic)
+	if len(b) < front+32 || !ok {
 		return nil, errors.New("it is no index of this version")
 	}
 	body := b[:len(b)-32]
@@ -161,7 +161,7 @@ func decodeLocal(b []byte) (*Index, error) {
 	if n > uint64(len(body)-front) {
 		return nil, errShort
 	}
-	h, err := decodeHeader(body[front : front+n])
+	h, err := decodeHeader(body[front:front+n], version)
 	if err != nil {
 		return nil, err
 	}

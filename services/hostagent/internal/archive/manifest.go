@@ -15,10 +15,10 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 )
 
-// A manifest object is magic and format (8 bytes), length of the header (4, big endian), header,
+// A manifest object is magic (7 bytes) and format (1), length of the header (4, big endian), header,
 // BLAKE3 of the body (32), body: nonce and sealed chunk table. Its id is the BLAKE3 of all before
 // the body, and so of the body too: who has the id can check a header without reading the rest.
-var magic = []byte("berthmf\x01")
+var magic = []byte("berthmf")
 
 const (
 	frontSize  = 8 + 4
@@ -29,7 +29,7 @@ const (
 // sealManifest makes the object of an index and gives the index its id.
 func sealManifest(k *keys, ix *Index) []byte {
 	head := ix.header.encode()
-	front := slices.Concat(magic, binary.BigEndian.AppendUint32(nil, uint32(len(head))), head)
+	front := slices.Concat(magic, []byte{ix.version()}, binary.BigEndian.AppendUint32(nil, uint32(len(head))), head)
 	table := tableEnc.EncodeAll(encodeTable(len(ix.packs), ix.table), nil)
 	nonce := make([]byte, nonceSize)
 	_, _ = rand.Read(nonce) // never fails
@@ -40,13 +40,23 @@ func sealManifest(k *keys, ix *Index) []byte {
 	return append(front, body...)
 }
 
+// formatOf reads the byte behind a magic.
+func formatOf(b, magic []byte) (version byte, ok bool) {
+	if !bytes.HasPrefix(b, magic) || len(b) <= len(magic) {
+		return 0, false
+	}
+	version = b[len(magic)]
+	return version, version >= formatPlain && version <= formatVM
+}
+
 // openHeader checks the front of a manifest object against its id. When b is too short for its
 // header, it returns how many bytes it needs and no error.
 func openHeader(id string, b []byte) (h *header, need int, err error) {
 	if len(b) < frontSize {
 		return nil, 0, errCut
 	}
-	if !bytes.HasPrefix(b, magic) {
+	version, ok := formatOf(b, magic)
+	if !ok {
 		return nil, 0, errors.New("it is no manifest of a format that this version knows")
 	}
 	n := binary.BigEndian.Uint32(b[8:])
@@ -60,7 +70,7 @@ func openHeader(id string, b []byte) (h *header, need int, err error) {
 	if idOf(short(blake3.Sum256(b[:need]))) != id {
 		return nil, 0, errors.New("its content is not what its name says")
 	}
-	h, err = decodeHeader(b[frontSize : frontSize+int(n)])
+	h, err = decodeHeader(b[frontSize:frontSize+int(n)], version)
 	if err != nil {
 		return nil, 0, err
 	}

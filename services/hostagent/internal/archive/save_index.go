@@ -28,7 +28,7 @@ func (s *saver) resolve() []chunk {
 // unchanged reports whether the disk is what the parent says, chunk by chunk.
 func (s *saver) unchanged() bool {
 	b := s.src.Base
-	if b == nil || b.info.Size != s.src.Size || b.info.Image != s.meta.Image || len(s.fresh) > 0 {
+	if b == nil || s.meta.VMWritten && !b.info.VMWritten || b.info.Size != s.src.Size || b.info.Image != s.meta.Image || len(s.fresh) > 0 {
 		return false
 	}
 	return slices.Equal(s.resolve(), b.table)
@@ -38,6 +38,7 @@ func (s *saver) unchanged() bool {
 func (s *saver) index() *Index {
 	ix := &Index{table: s.resolve()}
 	ix.disk = s.disk
+	ix.info.VMWritten = s.meta.VMWritten
 	ix.after(s.src.Base, s.meta)
 	ix.info.Size, ix.info.Image, ix.info.CrashConsistent = s.src.Size, s.meta.Image, s.meta.CrashConsistent
 	ix.info.Added = s.packer.uploaded

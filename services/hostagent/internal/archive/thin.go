@@ -71,6 +71,7 @@ func (h *header) after(parent *Index, meta Meta) {
 		return
 	}
 	h.info.Parent = parent.info.ID
+	h.info.VMWritten = h.info.VMWritten || parent.info.VMWritten
 	h.clock = tick(parent.clock, h.info.TakenAt)
 	h.history = thin(append([]Info{parent.info}, parent.history...), h.clock, h.info.TakenAt, meta.Keep)
 }

@@ -89,6 +89,7 @@ func (s *Saver) local(ctx context.Context, on Session, want Wanted, key archive.
 	rec := disk.Record{
 		Format: disk.Format, Session: on.Session, Generation: on.Generation, State: disk.Clean,
 		Epoch: want.LastActive, Base: i.ID, AsOf: i.TakenAt, Size: i.Size, Image: i.Image,
+		VMWritten: i.VMWritten,
 	}
 	return s.disks.Restore(ctx, rec, ix.Encode(), func(ctx context.Context, dst *os.File) error {
 		return s.depot.Restore(ctx, key, ix, dst, want.Progress)

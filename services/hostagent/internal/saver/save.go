@@ -77,6 +77,7 @@ func (s *Saver) Seal(ctx context.Context, on Session) (Result, error) {
 		r.Took = time.Since(began)
 		return r, errs.Wrap(op, on.Key.String(), err)
 	}
+	shot.CrashConsistent = shot.CrashConsistent || on.Unflushed
 	r, err := s.keep(ctx, on, j, shot)
 	r.Took = time.Since(began)
 	return r, errs.Wrap(op, on.Key.String(), err)
@@ -98,6 +99,7 @@ func (s *Saver) keep(ctx context.Context, on Session, j *job, shot *disk.Shot) (
 	}
 	ix, stats, err := s.depot.Save(ctx, on.Disk(), key, src, archive.Meta{
 		Epoch: on.Epoch, TakenAt: shot.TakenAt, Image: shot.ImageDigest, CrashConsistent: shot.CrashConsistent, Keep: on.Keep,
+		VMWritten: shot.VMWritten,
 	})
 	r.Stats = stats
 	if err != nil {
@@ -204,7 +206,7 @@ func (s *Saver) settle(ctx context.Context, on Session) error {
 		return s.disks.Withdraw(on.Key, p.ID) // nobody can commit it any more
 	}
 	info := archive.Info{ID: p.ID, Parent: rec.Base, Epoch: p.Epoch, TakenAt: p.TakenAt, Size: rec.Size, Allocated: p.Allocated,
-		Image: rec.Image, CrashConsistent: p.CrashConsistent}
+		Image: rec.Image, CrashConsistent: p.CrashConsistent, VMWritten: rec.VMWritten}
 	if err := s.commitPending(ctx, on, info, p.Sealed); err != nil && !errs.Is(err, errkind.Conflict) {
 		return err
 	}
@@ -238,10 +240,11 @@ func manifestOf(on Session, i archive.Info) disk.Manifest {
 	return disk.Manifest{
 		ID: i.ID, Session: on.Session, Generation: on.Generation, Epoch: i.Epoch, Parent: i.Parent, Image: i.Image,
 		Size: i.Size, Allocated: i.Allocated, TakenAt: i.TakenAt, CrashConsistent: i.CrashConsistent,
+		VMWritten: i.VMWritten,
 	}
 }
 
 func infoOf(m disk.Manifest) archive.Info {
 	return archive.Info{ID: m.ID, Parent: m.Parent, Epoch: m.Epoch, TakenAt: m.TakenAt, Size: m.Size, Allocated: m.Allocated,
-		Image: m.Image, CrashConsistent: m.CrashConsistent}
+		Image: m.Image, CrashConsistent: m.CrashConsistent, VMWritten: m.VMWritten}
 }
