@@ -33,7 +33,7 @@ func (s *service) open(ctx context.Context, _ bus.Request, req *lifecyclev1.Open
 	if err := complete(v); err != nil {
 		return nil, err
 	}
-	cmds, refusal := core.Decide(s.policy, core.OpenAsked{Verified: v, Ask: req.GetAsk()}, s.now())
+	cmds, refusal := s.decideOpen(ctx, core.OpenAsked{Verified: v, Ask: req.GetAsk(), Fleet: s.fleet.known()})
 	var reply *lifecyclev1.OpenReply
 	for _, cmd := range cmds {
 		switch c := cmd.(type) {
@@ -51,6 +51,26 @@ func (s *service) open(ctx context.Context, _ bus.Request, req *lifecyclev1.Open
 		return nil, errs.E("open", errkind.Refused, "", refusal)
 	}
 	return reply, nil
+}
+
+// decideOpen decides; a refusal that hangs on what hosts offer is decided again by
+// what they offer now. When that cannot be known, scheduler has the last word.
+func (s *service) decideOpen(ctx context.Context, e core.OpenAsked) ([]core.Command, error) {
+	cmds, refusal := core.Decide(s.policy, e, s.now())
+	if refusal == nil || !e.Fleet.Known {
+		return cmds, refusal
+	}
+	blind := e
+	blind.Fleet = core.Fleet{}
+	if _, err := core.Decide(s.policy, blind, s.now()); err != nil {
+		return cmds, refusal
+	}
+	fresh, err := s.fleet.fresh(ctx, fleetFresh)
+	if err != nil {
+		s.log.Warn("an open is not refused by what hosts offered before: scheduler cannot be asked", "error", err)
+	}
+	e.Fleet = fresh
+	return core.Decide(s.policy, e, s.now())
 }
 
 func (s *service) wake(ctx context.Context, a *corev1.Admission) (*schedulerv1.WakeReply, error) {

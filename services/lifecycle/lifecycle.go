@@ -2,13 +2,16 @@
 // plans, templates, the choice of tier, idle time and retention. It guarantees
 // that a refusal says why and changes nothing, that a timer which fires late,
 // twice or for a session that moved on does nothing, and that losing its
-// timers only delays a sleep or an expiry, never hastens one.
+// timers only delays a sleep or an expiry, never hastens one. The tier of a
+// session is never weaker than the template, the tenant, the caller or the tier
+// policy ask for, and no open is refused because of what hosts offered once.
 package lifecycle
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/internal/auditlog"
@@ -16,6 +19,7 @@ import (
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/services/lifecycle/internal/core"
+	"github.com/berth-dev/berth/services/lifecycle/tierpolicy"
 )
 
 // Plan, Snapshots, Template, Limits and Policy are the configuration of terms.
@@ -30,6 +34,11 @@ type (
 // Config of the service.
 type Config struct {
 	Policy Policy `yaml:"policy"`
+	// TierPolicy is a file of rules that choose the isolation tier by risk; empty: the default that is
+	// built in (docs/howto/tier-policy.md).
+	TierPolicy string `yaml:"tier_policy"`
+	// HostsEvery is how often scheduler is asked which tiers hosts offer.
+	HostsEvery time.Duration `yaml:"hosts_every"`
 	// Workers handle events and timers at once.
 	Workers int `yaml:"workers"`
 	// RebuildEvery: how often timers that are missing are armed again.
@@ -37,18 +46,23 @@ type Config struct {
 }
 
 // NewConfig returns the defaults: one plan "default" with the template
-// "default" in gVisor, which is to be given its image.
+// "default" in gVisor, which is to be given its image, and a template for each
+// other tier.
 func NewConfig() Config {
 	const gib = 1 << 30
 	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 4 * gib}
+	call := limits
+	call.MemoryBytes, call.Pids = gib/4, 64
 	snapshots := core.DefaultSnapshots()
 	return Config{
-		Workers: 8, RebuildEvery: 15 * time.Minute,
+		Workers: 8, RebuildEvery: 15 * time.Minute, HostsEvery: 10 * time.Second,
 		Policy: Policy{
-			Tiers: []string{"container", "gvisor"},
+			Tiers: []string{"container", "gvisor", "kata", "microvm", "wasm"},
 			Templates: map[string]Template{
 				"default":   {Image: "default", Tier: "gvisor", Limits: limits},
 				"container": {Image: "default", Tier: "container", Limits: limits},
+				"microvm":   {Image: "default", Tier: "microvm", Limits: limits},
+				"wasm":      {Image: "default", Tier: "wasm", Limits: call},
 			},
 			Plans: map[string]Plan{"default": {Template: "default", Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour,
 				Snapshots: &snapshots}},
@@ -61,6 +75,7 @@ type service struct {
 	conn   *bus.Conn
 	events *auditlog.Log // what lifecycle tells, beside its answers
 	policy Policy
+	fleet  *fleet
 	log    *slog.Logger
 	now    func() time.Time
 }
@@ -74,7 +89,15 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if cfg.RebuildEvery <= 0 {
 		return fmt.Errorf("lifecycle: rebuild_every is %s, it must be more than 0", cfg.RebuildEvery)
 	}
-	s := &service{conn: conn, policy: cfg.Policy, log: log, now: time.Now, events: auditlog.New(conn, log)}
+	if cfg.HostsEvery < time.Second {
+		return fmt.Errorf("lifecycle: hosts_every is %s, it must be at least 1 s", cfg.HostsEvery)
+	}
+	rules, err := tierpolicy.Load(cfg.TierPolicy)
+	if err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	cfg.Policy.Rules = rules
+	s := &service{conn: conn, policy: cfg.Policy, fleet: newFleet(conn, cfg.HostsEvery, log), log: log, now: time.Now, events: auditlog.New(conn, log)}
 	defer s.told() // last: until then something may be told
 	micro, err := conn.Serve(ctx, bus.ServiceConfig{Name: "lifecycle", Description: "when, and under what terms"})
 	if err != nil {
@@ -95,10 +118,11 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if ready != nil {
 		ready()
 	}
-	rebuilt := make(chan struct{})
-	go func() { defer close(rebuilt); s.rebuild(ctx, cfg.RebuildEvery) }()
+	var background sync.WaitGroup
+	background.Go(func() { s.rebuild(ctx, cfg.RebuildEvery) })
+	background.Go(func() { s.fleet.run(ctx) })
 	<-ctx.Done()
-	<-rebuilt
+	background.Wait()
 	return nil
 }
 

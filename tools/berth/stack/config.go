@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/lifecycle/tierpolicy"
 	"github.com/berth-dev/berth/services/scheduler"
 )
 
@@ -115,8 +117,13 @@ func (c *Config) Complete() error {
 	c.Host.Dir = filepath.Join(c.Dir, "host", c.Host.Host)
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
-			c.Host.Disk.Sizes = append(c.Host.Disk.Sizes, t.Limits.DiskBytes)
+			if !slices.Contains(c.Host.Disk.Sizes, t.Limits.DiskBytes) {
+				c.Host.Disk.Sizes = append(c.Host.Disk.Sizes, t.Limits.DiskBytes)
+			}
 		}
+	}
+	if _, err := tierpolicy.Load(c.Lifecycle.TierPolicy); err != nil {
+		return err
 	}
 	if err := c.Lifecycle.Policy.Validate(); err != nil {
 		return err

@@ -27,6 +27,8 @@ type Event interface{ isEvent() }
 type OpenAsked struct {
 	Verified *lifecyclev1.Verified
 	Ask      *identityv1.OpenRequest
+	// Fleet is what the hosts offer; the zero value when nobody knows.
+	Fleet Fleet
 }
 
 // Scheduled: scheduler committed something about a session.
@@ -155,7 +157,7 @@ func Decide(p Policy, ev Event, now time.Time) ([]Command, error) {
 
 func (p Policy) open(e OpenAsked, now time.Time) ([]Command, error) {
 	v := e.Verified
-	terms, err := p.Terms(v, e.Ask)
+	terms, decision, err := p.Terms(v, e.Ask, e.Fleet)
 	wait := DefaultWait
 	if w := e.Ask.GetWait(); w != nil && err == nil {
 		if wait = w.AsDuration(); wait <= 0 || wait > MaxWait {
@@ -173,7 +175,7 @@ func (p Policy) open(e OpenAsked, now time.Time) ([]Command, error) {
 	return []Command{Wake{&corev1.Admission{
 		Actor: v.GetActor(), Terms: terms, RequestId: v.GetRequestId(), BodyHash: v.GetBodyHash(),
 		StoredAt: v.GetStoredAt(), Deadline: timestamppb.New(deadline), Cause: corev1.Cause_CAUSE_RESUME,
-		SessionName: v.GetSessionName(), Keys: v.GetKeys(),
+		SessionName: v.GetSessionName(), Keys: v.GetKeys(), TierDecision: decision,
 	}}}, nil
 }
 

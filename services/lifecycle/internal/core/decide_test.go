@@ -21,15 +21,16 @@ var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func testPolicy() Policy {
 	small := Limits{CPUMillis: 1000, MemoryBytes: 1 << 30, Pids: 512, DiskBytes: 10 << 30}
 	return Policy{
-		Tiers: []string{"container", "gvisor"},
+		Tiers: []string{"container", "gvisor", "microvm", "wasm"}, Rules: testRules{},
 		Templates: map[string]Template{
 			"python": {Image: "python", Tier: "gvisor", Limits: small},
 			"quick":  {Image: "python", Tier: "container", Limits: small},
 			"vm":     {Image: "python", Tier: "microvm", Limits: small},
 			"none":   {Image: "none", Tier: "null", Limits: small},
+			"tool":   {Image: "tools", Tier: "wasm", Limits: small},
 		},
 		Plans: map[string]Plan{
-			"free":   {Template: "python", Templates: []string{"quick", "vm"}, Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour, Limits: Limits{MemoryBytes: 256 << 20}},
+			"free":   {Template: "python", Templates: []string{"quick", "vm", "tool"}, Idle: 15 * time.Minute, Retention: 30 * 24 * time.Hour, Limits: Limits{MemoryBytes: 256 << 20}},
 			"slow":   {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Snapshots: &Snapshots{Every: 10 * time.Minute, KeepAll: 2 * time.Hour}},
 			"near":   {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Priority: 20, Zones: []string{"eu-1", "eu-2"}, MaxAwake: 3},
 			"paused": {Template: "python", Idle: time.Minute, Retention: 24 * time.Hour, Paused: "the invoice of May is open"},
@@ -115,12 +116,63 @@ func openEvent(t *testing.T, a map[string]string) Event {
 	v := &lifecyclev1.Verified{Actor: &corev1.Actor{Tenant: "acme", Subject: "ann"}, RequestId: "r1", Plan: a["plan"],
 		Keys: []string{"s1"}, SessionName: "default", StoredAt: timestamppb.New(epoch0),
 		TenantFloor: corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["floor"])])}
-	ask := &identityv1.OpenRequest{Template: a["template"], Risk: &identityv1.RiskFacts{UntrustedCode: a["untrusted"] == "yes"},
+	ask := &identityv1.OpenRequest{Template: a["template"], Risk: &identityv1.RiskFacts{UntrustedCode: a["untrusted"] == "yes",
+		CodeAuthor: identityv1.CodeAuthor_CODE_AUTHOR_USER, Tools: identityv1.ToolBreadth_TOOL_BREADTH_FIXED,
+		Network: identityv1.NetworkNeed_NETWORK_NEED_NONE, DataClass: "internal"},
 		MinTier: corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["min"])])}
 	if a["wait"] != "" {
 		ask.Wait = durationpb.New(dur(t, a["wait"]))
 	}
-	return OpenAsked{v, ask}
+	switch a["risk"] {
+	case "none":
+		ask.Risk = nil
+	case "empty":
+		ask.Risk = &identityv1.RiskFacts{}
+	}
+	return OpenAsked{Verified: v, Ask: ask, Fleet: readFleet(a)}
+}
+
+// readFleet makes a listing of hosts of "gvisor,microvm/tcg" (ready) and of those that are away.
+func readFleet(a map[string]string) Fleet {
+	var hosts []*schedulerv1.HostRecord
+	for _, key := range []string{"offers", "away"} {
+		for words := range strings.SplitSeq(a[key], ";") {
+			if words == "" {
+				continue
+			}
+			h := &schedulerv1.HostRecord{Alive: key == "offers"}
+			for w := range strings.SplitSeq(words, ",") {
+				name, accel, _ := strings.Cut(w, "/")
+				t := corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(name)])
+				fact := &corev1.TierFact{Tier: t, Accel: accel}
+				if accel == "absent" {
+					fact.Absent = "its runtime is\nnot installed"
+				} else {
+					h.Tiers = append(h.Tiers, t)
+				}
+				h.TierFacts = append(h.TierFacts, fact)
+			}
+			hosts = append(hosts, h)
+		}
+	}
+	return FleetOf(hosts)
+}
+
+// testRules is a policy of two rules, without an engine.
+type testRules struct{}
+
+func (testRules) Classes() []string        { return []string{"public", "internal", "secret"} }
+func (testRules) EmulatedCounts() bool     { return false }
+func (testRules) Tenant(string) TenantRule { return TenantRule{} }
+
+func (testRules) Ask(f Facts, _ bool, _ []Offer) (Answer, error) {
+	switch {
+	case f.TemplateTier == "wasm" && f.CodeAuthor == "user":
+		return Answer{Rule: "call", Tiers: []corev1.Tier{corev1.Tier_TIER_WASM}, Reason: "one bounded call"}, nil
+	case f.CodeAuthor == "user" && f.DataClass != "secret":
+		return Answer{Rule: "own", Tiers: []corev1.Tier{corev1.Tier_TIER_CONTAINER}, Reason: "the user's own code"}, nil
+	}
+	return Answer{Rule: "foreign", Tiers: Riskiest().Tiers, Reason: "the user did not write the code"}, nil
 }
 
 func schedulerEvent(verb string, ref *corev1.SessionRef, rev uint64, timer *lifecyclev1.Timer, at time.Time) *schedulerv1.Event {
@@ -151,7 +203,7 @@ func render(c Command) string {
 	case Wake:
 		terms := c.Admission.GetTerms()
 		l := terms.GetLimits()
-		return fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s snapshots=%s deadline=+%s%s",
+		return renderDecision(c.Admission.GetTierDecision()) + fmt.Sprintf("wake template=%s tier=%s (%s) cpu=%d memory=%d pids=%d disk=%d idle=%s snapshots=%s deadline=+%s%s",
 			terms.GetTemplate(), TierName(terms.GetTier()), terms.GetTierReason(), l.GetCpuMillis(), l.GetMemoryBytes(), l.GetPids(), l.GetDiskBytes(),
 			terms.GetIdle().AsDuration(), renderSnapshots(terms.GetSnapshots()), c.Admission.GetDeadline().AsTime().Sub(epoch0), renderPlacement(terms))
 	case Publish:
@@ -166,6 +218,18 @@ func render(c Command) string {
 		return fmt.Sprintf("expire rev=%d warn=%t", c.Revision, c.Warn)
 	}
 	return fmt.Sprintf("%T", c)
+}
+
+// renderDecision says which rule decided, and what was left out and passed over.
+func renderDecision(d *corev1.TierDecision) string {
+	out := fmt.Sprintf("rule %s, wanted %s, floor %s (%s)\n", d.GetRule(), tierWord(d.GetWanted()), tierWord(d.GetFloor()), d.GetFloorFrom())
+	if len(d.GetUnknown()) > 0 {
+		out += "unknown " + strings.Join(d.GetUnknown(), ", ") + "\n"
+	}
+	for _, p := range d.GetPassedOver() {
+		out += "passed over " + p + "\n"
+	}
+	return out
 }
 
 func renderSnapshots(s *corev1.Snapshots) string {

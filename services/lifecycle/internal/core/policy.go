@@ -37,6 +37,14 @@ const (
 	MaxZones = 16
 )
 
+// Bounds of the limits that may be left out: with less a sandbox does not start in a time that anybody waits.
+const (
+	minDiskRate  = 1 << 20
+	minDiskOps   = 50
+	minOpenFiles = 256
+	maxOpenFiles = 1 << 20
+)
+
 // Sizes of disks in bytes, as hosts make them.
 const (
 	minDisk  = 16 << 20
@@ -50,6 +58,11 @@ type Limits struct {
 	MemoryBytes uint64 `yaml:"memory_bytes"`
 	Pids        uint32 `yaml:"pids"`
 	DiskBytes   uint64 `yaml:"disk_bytes"`
+	// DiskBytesPerSecond and DiskOpsPerSecond count reads and writes together; zero: no limit of its own.
+	DiskBytesPerSecond uint64 `yaml:"disk_bytes_per_second"`
+	DiskOpsPerSecond   uint64 `yaml:"disk_ops_per_second"`
+	// OpenFiles of one process; zero: the host's default.
+	OpenFiles uint64 `yaml:"open_files"`
 }
 
 // Template is what a session is made of.
@@ -90,12 +103,18 @@ type Plan struct {
 type Policy struct {
 	Plans     map[string]Plan     `yaml:"plans"`
 	Templates map[string]Template `yaml:"templates"`
-	// Tiers that this installation offers, for example [container, gvisor].
+	// Tiers that this installation allows, for example [container, gvisor]; which of them there are is
+	// known from the hosts.
 	Tiers []string `yaml:"tiers"`
+	// Rules choose among them by risk; nil: everything counts as risky as can be.
+	Rules TierRules `yaml:"-"`
 }
 
 // Validate reports the first thing that makes the policy unusable.
 func (p Policy) Validate() error {
+	if len(p.Tiers) == 0 {
+		return fmt.Errorf("tiers names no isolation tier")
+	}
 	for _, name := range p.Tiers {
 		if _, err := ParseTier(name); err != nil {
 			return err
@@ -113,6 +132,9 @@ func (p Policy) Validate() error {
 		}
 		if d := t.Limits.DiskBytes; d < minDisk || d > maxDisk || d%diskUnit != 0 {
 			return fmt.Errorf("template %q: disk_bytes is %d; a disk has 16 MiB to 16 TiB, in steps of 4 KiB", name, d)
+		}
+		if err := t.Limits.optional(); err != nil {
+			return fmt.Errorf("template %q: %w", name, err)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Plans)) {
@@ -138,7 +160,23 @@ func (p Policy) validatePlan(plan Plan) error {
 	if err := plan.placement(); err != nil {
 		return err
 	}
+	if err := plan.Limits.optional(); err != nil {
+		return fmt.Errorf("limits: %w", err)
+	}
 	return plan.snapshots().validate()
+}
+
+// optional reports the first limit of those that may be left out that nothing could run with.
+func (l Limits) optional() error {
+	switch {
+	case l.DiskBytesPerSecond != 0 && l.DiskBytesPerSecond < minDiskRate:
+		return fmt.Errorf("disk_bytes_per_second is %d; it must be 0 (none) or at least %d", l.DiskBytesPerSecond, minDiskRate)
+	case l.DiskOpsPerSecond != 0 && l.DiskOpsPerSecond < minDiskOps:
+		return fmt.Errorf("disk_ops_per_second is %d; it must be 0 (none) or at least %d", l.DiskOpsPerSecond, minDiskOps)
+	case l.OpenFiles != 0 && (l.OpenFiles < minOpenFiles || l.OpenFiles > maxOpenFiles):
+		return fmt.Errorf("open_files is %d; it must be 0 (the host's default) or %d to %d", l.OpenFiles, minOpenFiles, maxOpenFiles)
+	}
+	return nil
 }
 
 // placement reports the first thing that placement cannot use.
@@ -174,14 +212,16 @@ func TierName(t corev1.Tier) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_"))
 }
 
-// Terms fixes what a request may have, or says in one sentence why it may not.
-func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest) (*corev1.Terms, error) {
+// Terms fixes what a request may have, and says why in this isolation tier; or
+// says in one sentence why it may not. The decision is there whenever a tier was
+// looked for.
+func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest, fleet Fleet) (*corev1.Terms, *corev1.TierDecision, error) {
 	plan, ok := p.Plans[v.GetPlan()]
 	if !ok {
-		return nil, fmt.Errorf("plan %q is not declared", v.GetPlan())
+		return nil, nil, fmt.Errorf("plan %q is not declared", v.GetPlan())
 	}
 	if plan.Paused != "" {
-		return nil, fmt.Errorf("new work is paused for this plan: %s", plan.Paused)
+		return nil, nil, fmt.Errorf("new work is paused for this plan: %s", plan.Paused)
 	}
 	name := ask.GetTemplate()
 	if name == "" {
@@ -189,74 +229,42 @@ func (p Policy) Terms(v *lifecyclev1.Verified, ask *identityv1.OpenRequest) (*co
 	}
 	template, ok := p.Templates[name]
 	if !ok {
-		return nil, fmt.Errorf("there is no template %q", name)
+		return nil, nil, fmt.Errorf("there is no template %q", name)
 	}
 	if len(plan.Templates) > 0 && name != plan.Template && !slices.Contains(plan.Templates, name) {
-		return nil, fmt.Errorf("plan %q does not include template %q", v.GetPlan(), name)
-	}
-	tier, why, err := p.chooseTier(template, v.GetTenantFloor(), ask)
-	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("plan %q does not include template %q", v.GetPlan(), name)
 	}
 	persistence := ask.GetPersistence()
 	if persistence == corev1.Persistence_PERSISTENCE_UNSPECIFIED {
 		persistence = corev1.Persistence_PERSISTENCE_DURABLE
 	}
+	decision, why, err := p.chooseTier(name, template, persistence, v, ask, fleet)
+	if err != nil {
+		return nil, decision, err
+	}
 	return &corev1.Terms{
-		Plan: v.GetPlan(), Template: name, Tier: tier, TierReason: why, Image: template.Image,
+		Plan: v.GetPlan(), Template: name, Tier: decision.GetChosen(), TierReason: why, Image: template.Image,
 		Limits: capped(template.Limits, plan.Limits), Persistence: persistence,
 		Idle: durationpb.New(plan.Idle), Retention: durationpb.New(plan.Retention),
 		Snapshots: plan.snapshots().terms(),
 		Priority:  plan.Priority, Zones: slices.Clone(plan.Zones), MaxAwake: plan.MaxAwake,
-	}, nil
+	}, decision, nil
 }
 
-// chooseTier takes the strongest of what the template, the tenant, the caller
-// and the risk ask for, and the weakest that is offered and not weaker than that.
-func (p Policy) chooseTier(t Template, floor corev1.Tier, ask *identityv1.OpenRequest) (corev1.Tier, string, error) {
-	want, err := ParseTier(t.Tier)
+func (p Policy) chooseTier(name string, t Template, persistence corev1.Persistence, v *lifecyclev1.Verified, ask *identityv1.OpenRequest,
+	fleet Fleet) (*corev1.TierDecision, string, error) {
+	tier, err := ParseTier(t.Tier)
 	if err != nil {
-		return 0, "", err
+		return nil, "", err
 	}
-	why := "the template's tier"
-	if want == corev1.Tier_TIER_NULL || want == corev1.Tier_TIER_WASM {
-		return p.special(want, floor, ask, why)
-	}
-	raise := func(to corev1.Tier, reason string) {
-		if to > want {
-			want, why = to, reason
+	a := TierAsk{Risk: ask.GetRisk(), MinTier: ask.GetMinTier(), Template: name, TemplateTier: tier, Persistence: persistence,
+		Tenant: v.GetActor().GetTenant(), Plan: v.GetPlan(), Floor: v.GetTenantFloor(), Fleet: fleet}
+	for _, allowed := range p.Tiers {
+		if t, err := ParseTier(allowed); err == nil {
+			a.Tiers = append(a.Tiers, t)
 		}
 	}
-	raise(floor, "the tenant's floor")
-	raise(ask.GetMinTier(), "asked for by the caller")
-	if ask.GetRisk().GetUntrustedCode() {
-		raise(corev1.Tier_TIER_GVISOR, "the user did not write the code")
-	}
-	best := corev1.Tier_TIER_UNSPECIFIED
-	for _, name := range p.Tiers {
-		tier, err := ParseTier(name)
-		if err != nil || tier < want || tier > corev1.Tier_TIER_MICROVM {
-			continue
-		}
-		if best == corev1.Tier_TIER_UNSPECIFIED || tier < best {
-			best = tier
-		}
-	}
-	if best == corev1.Tier_TIER_UNSPECIFIED {
-		return 0, "", fmt.Errorf("tier %s is needed (%s) and this installation does not offer it", TierName(want), why)
-	}
-	return best, why, nil
-}
-
-// special tiers stand outside the order of strength: nothing may raise them.
-func (p Policy) special(want, floor corev1.Tier, ask *identityv1.OpenRequest, why string) (corev1.Tier, string, error) {
-	if !slices.Contains(p.Tiers, TierName(want)) {
-		return 0, "", fmt.Errorf("tier %s is needed (%s) and this installation does not offer it", TierName(want), why)
-	}
-	if floor != 0 || ask.GetMinTier() != 0 && ask.GetMinTier() != want {
-		return 0, "", fmt.Errorf("tier %s is weaker than what the tenant or the caller asks for", TierName(want))
-	}
-	return want, why, nil
+	return ChooseTier(p.Rules, a)
 }
 
 func capped(l, most Limits) *corev1.Limits {
@@ -265,7 +273,19 @@ func capped(l, most Limits) *corev1.Limits {
 		MemoryBytes: lower(l.MemoryBytes, most.MemoryBytes),
 		Pids:        uint32(lower(uint64(l.Pids), uint64(most.Pids))),
 		DiskBytes:   lower(l.DiskBytes, most.DiskBytes),
+
+		DiskBytesPerSecond: lowerOf(l.DiskBytesPerSecond, most.DiskBytesPerSecond),
+		DiskOpsPerSecond:   lowerOf(l.DiskOpsPerSecond, most.DiskOpsPerSecond),
+		OpenFiles:          lowerOf(l.OpenFiles, most.OpenFiles),
 	}
+}
+
+// lowerOf is lower for a limit that may be left out: then the plan's own counts.
+func lowerOf(have, most uint64) uint64 {
+	if have == 0 {
+		return most
+	}
+	return lower(have, most)
 }
 
 func lower(have, most uint64) uint64 {

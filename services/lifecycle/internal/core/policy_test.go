@@ -43,3 +43,35 @@ func TestPlacementThatNoHostCanMeet(t *testing.T) {
 		}
 	}
 }
+
+// TestRatesAndOpenFilesOfAPlanHold: a limit that the template leaves out is the plan's, and the lower
+// one counts where both say something.
+func TestRatesAndOpenFilesOfAPlanHold(t *testing.T) {
+	for _, c := range []struct{ template, plan, want uint64 }{{0, 0, 0}, {0, 1 << 30, 1 << 30}, {1 << 30, 0, 1 << 30}, {2 << 30, 1 << 30, 1 << 30}, {1 << 30, 2 << 30, 1 << 30}} {
+		got := capped(Limits{DiskBytesPerSecond: c.template, DiskOpsPerSecond: c.template, OpenFiles: c.template},
+			Limits{DiskBytesPerSecond: c.plan, DiskOpsPerSecond: c.plan, OpenFiles: c.plan})
+		if got.GetDiskBytesPerSecond() != c.want || got.GetDiskOpsPerSecond() != c.want || got.GetOpenFiles() != c.want {
+			t.Errorf("template %d, plan %d: %v", c.template, c.plan, got)
+		}
+	}
+	for name, change := range map[string]func(*Limits){
+		"disk_bytes_per_second is 1": func(l *Limits) { l.DiskBytesPerSecond = 1 },
+		"disk_ops_per_second is 1":   func(l *Limits) { l.DiskOpsPerSecond = 1 },
+		"open_files is 3":            func(l *Limits) { l.OpenFiles = 3 },
+		"open_files is 99999999":     func(l *Limits) { l.OpenFiles = 99999999 },
+	} {
+		p := testPolicy()
+		plan, template := p.Plans["free"], p.Templates["quick"]
+		change(&plan.Limits)
+		p.Plans["free"] = plan
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("in the plan: %v, want %s", err, name)
+		}
+		p = testPolicy()
+		change(&template.Limits)
+		p.Templates["quick"] = template
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("in the template: %v, want %s", err, name)
+		}
+	}
+}
