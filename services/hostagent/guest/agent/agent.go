@@ -71,6 +71,10 @@ type Options struct {
 	Log            *slog.Logger
 	// Program, if set, starts what execs name in the place of native programs; see Call.
 	Program Program
+	// MaxTime ends an exec that asked for no shorter time; 0: none.
+	MaxTime time.Duration
+	// Disk is set in a virtual machine.
+	Disk Disk
 }
 
 // Agent is one guest agent. It outlives any number of attaches.

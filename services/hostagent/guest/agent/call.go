@@ -29,7 +29,8 @@ func init() {
 		wire.MethodImport: (*call).fileImport,
 		wire.MethodPing:   (*call).ping, wire.MethodStats: (*call).stats,
 		wire.MethodQuiesce: (*call).quiesce, wire.MethodResume: (*call).resume,
-		wire.MethodSync: (*call).sync,
+		wire.MethodSync:   (*call).sync,
+		wire.MethodFreeze: (*call).diskFreeze, wire.MethodThaw: (*call).diskThaw, wire.MethodGrow: (*call).diskGrow,
 	}
 }
 

@@ -109,6 +109,9 @@ func (c *channel) hello(f wire.Frame) {
 		Min: wire.MinVersion, Max: wire.MaxVersion, Instance: c.agent.instance,
 		Capabilities: []string{"pty", "watch", "quiesce", "import"}, Software: Version,
 	}
+	if c.agent.opts.Disk != nil {
+		ours.Capabilities = append(ours.Capabilities, wire.CapabilityDisk)
+	}
 	err := json.Unmarshal(f.Payload, &theirs)
 	if err == nil {
 		ours.Version, err = wire.Negotiate(theirs, ours)

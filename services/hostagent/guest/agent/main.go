@@ -28,7 +28,18 @@ func Main(args []string) int { return MainWith(args, Options{}) }
 
 // MainWith is Main for an agent with other options; Init and Log are set here.
 func MainWith(args []string, opts Options) int {
+	in, out, err := takeChannel(args, &opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "berth-guest: no channel:", err)
+		return 1
+	}
+	return MainOn(in, out, opts)
+}
+
+// MainOn is MainWith on a channel that the process has already.
+func MainOn(in io.Reader, out io.Writer, opts Options) int {
 	log := slog.New(slog.NewTextHandler(newLogWriter(os.Stderr), nil))
+	opts.Init, opts.Log = true, log
 	signals := make(chan os.Signal, 16)
 	// SIGPIPE and SIGHUP are caught and not ignored: an ignored signal would stay
 	// ignored in every exec.
@@ -37,12 +48,6 @@ func MainWith(args []string, opts Options) int {
 	// The agent works in turns with the processes that it serves. More threads than one would mostly
 	// wake each other, on processors that belong to them.
 	runtime.GOMAXPROCS(1)
-	opts.Init, opts.Log = true, log
-	in, out, err := takeChannel(args, &opts)
-	if err != nil {
-		log.Error("no channel", "error", err)
-		return 1
-	}
 	closeOnExec()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

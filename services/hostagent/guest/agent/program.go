@@ -47,3 +47,12 @@ func soleUser(spec string) (*account, error) {
 	}
 	return nil, wire.Failf(wire.KindUnsupported, "user %q: a WebAssembly sandbox has no users but root", spec)
 }
+
+// timeLimit is the shorter of what was asked for and what is allowed at most; 0: none.
+func (a *Agent) timeLimit(req *wire.ExecStart) time.Duration {
+	limit := time.Duration(req.Timeout)
+	if limit == 0 || a.opts.MaxTime > 0 && limit > a.opts.MaxTime {
+		return a.opts.MaxTime
+	}
+	return limit
+}

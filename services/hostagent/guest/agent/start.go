@@ -167,8 +167,8 @@ func (a *Agent) launch(x *execution, req *wire.ExecStart) error {
 			return 0, err
 		}
 		x.pid, x.startedAt = pid, time.Now()
-		if req.Timeout > 0 {
-			x.timer = time.AfterFunc(time.Duration(req.Timeout), x.timeout)
+		if limit := a.timeLimit(req); limit > 0 {
+			x.timer = time.AfterFunc(limit, x.timeout)
 		}
 		return pid, nil
 	}, x.exited)

@@ -64,6 +64,9 @@ const (
 	MethodQuiesce = "sys.quiesce" // Quiesce -> Quiesced
 	MethodResume  = "sys.resume"  // undo the refusal of starts after a quiesce
 	MethodSync    = "sys.sync"    // write the file systems out while processes run
+	MethodFreeze  = "disk.freeze" // DiskFreeze; machines with capability "disk" only, as the next two
+	MethodThaw    = "disk.thaw"   // -> DiskThawed
+	MethodGrow    = "disk.grow"   // DiskGrow -> DiskGrown
 )
 
 // Size is a terminal size in character cells.
@@ -197,4 +200,29 @@ type Quiesce struct {
 type Quiesced struct {
 	Killed    bool `json:"killed,omitempty"` // SIGKILL was needed
 	Remaining int  `json:"remaining"`        // processes that could not be ended
+}
+
+// CapabilityDisk is that of a machine whose kernel writes the session's disk.
+const CapabilityDisk = "disk"
+
+// DiskFreeze writes the session's file system out and keeps it as it is until a thaw.
+type DiskFreeze struct {
+	// Hold is when it thaws by itself, nanoseconds; bounded by the guest, and its bound if 0.
+	Hold int64 `json:"hold,omitempty"`
+}
+
+// DiskThawed is the result of a thaw.
+type DiskThawed struct {
+	// Expired: the freeze had ended by itself before.
+	Expired bool `json:"expired,omitempty"`
+}
+
+// DiskGrow grows the session's file system to its device, once that has Bytes.
+type DiskGrow struct {
+	Bytes uint64 `json:"bytes"`
+}
+
+// DiskGrown is the result.
+type DiskGrown struct {
+	Bytes uint64 `json:"bytes"` // of the file system
 }
