@@ -1,7 +1,9 @@
 package driver
 
 import (
+	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -9,12 +11,22 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
-// The smallest limits that a sandbox can run with, and the longest host name.
+// The smallest limits that a sandbox can run with, the largest that mean anything to a kernel, and the
+// longest words.
 const (
-	MinMemory   = 32 << 20
-	MinPIDs     = 16
-	MinCPU      = 10
+	MinMemory = 32 << 20
+	MinPIDs   = 16
+	MinCPU    = 10
+	MinFiles  = 64
+	MaxMemory = 1 << 46
+	MaxPIDs   = 1 << 22
+	MaxCPU    = 1 << 20
+	MaxFiles  = 1 << 20
+
 	maxHostname = 63
+	maxVariable = 128<<10 - 1
+	maxWords    = 1 << 20
+	maxPath     = 4095
 )
 
 // Check refuses a spec that no driver with these tiers can honour; it is never weakened.
@@ -31,17 +43,11 @@ func (s Spec) Check(tiers map[Tier]Capabilities) error {
 	if !known || c.Absent != "" {
 		return errs.Errorf(op, errkind.Unimplemented, "this host has no tier %.32q%s", s.Tier, because(c.Absent))
 	}
-	if s.Limits.MemoryBytes < MinMemory || s.Limits.PIDs < MinPIDs || s.Limits.CPUMillis < MinCPU {
-		return errs.Errorf(op, errkind.Invalid, "limits are too small: at least %d bytes of memory, %d processes and %d/1000 of a core are needed",
-			uint64(MinMemory), MinPIDs, MinCPU)
+	if err := s.Limits.Check(); err != nil {
+		return errs.E(op, errkind.Invalid, "", err)
 	}
-	if len(s.Hostname) > maxHostname || strings.ContainsFunc(s.Hostname, notHost) {
-		return errs.Errorf(op, errkind.Invalid, "%.64q is no host name", s.Hostname)
-	}
-	for _, e := range s.Env {
-		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {
-			return errs.Errorf(op, errkind.Invalid, "%.64q is no environment variable", e)
-		}
+	if err := s.words(); err != nil {
+		return errs.E(op, errkind.Invalid, "", err)
 	}
 	if !c.Disk {
 		return nil
@@ -51,12 +57,51 @@ func (s Spec) Check(tiers map[Tier]Capabilities) error {
 		disk, image = s.DiskImage, s.Image.Block
 	}
 	for _, p := range []string{disk, s.RunDir, image} {
-		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p || len(p) > maxPath || strings.ContainsFunc(p, notPath) {
 			return errs.Errorf(op, errkind.Invalid, "%.256q is no absolute path", p)
 		}
 	}
 	if s.Guest == "" && len(s.Init) == 0 {
 		return bad("neither a guest agent nor a program is given")
+	}
+	return nil
+}
+
+// Check refuses limits that no sandbox can run with, or that are no limits.
+func (l Limits) Check() error {
+	switch {
+	case l.MemoryBytes < MinMemory || l.PIDs < MinPIDs || l.CPUMillis < MinCPU:
+		return fmt.Errorf("limits are too small: at least %d bytes of memory, %d processes and %d/1000 of a core are needed",
+			uint64(MinMemory), MinPIDs, MinCPU)
+	case l.MemoryBytes > MaxMemory || l.PIDs > MaxPIDs || l.CPUMillis > MaxCPU:
+		return fmt.Errorf("limits are too large: at most %d bytes of memory, %d processes and %d/1000 of a core mean anything",
+			uint64(MaxMemory), MaxPIDs, MaxCPU)
+	case l.OpenFiles != 0 && (l.OpenFiles < MinFiles || l.OpenFiles > MaxFiles):
+		return fmt.Errorf("a process may have %d to %d open files", MinFiles, MaxFiles)
+	}
+	return nil
+}
+
+// words checks what is written into files and argument lists of the host.
+func (s Spec) words() error {
+	if len(s.Hostname) > maxHostname || strings.ContainsFunc(s.Hostname, notHost) {
+		return fmt.Errorf("%.64q is no host name", s.Hostname)
+	}
+	total := 0
+	for _, e := range append(slices.Clone(s.Image.Env), s.Env...) {
+		total += len(e)
+		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || len(e) > maxVariable || strings.ContainsRune(e, 0) {
+			return fmt.Errorf("%.64q is no environment variable", e)
+		}
+	}
+	for i, a := range s.Init {
+		total += len(a)
+		if i == 0 && a == "" || len(a) > maxVariable || strings.ContainsRune(a, 0) {
+			return fmt.Errorf("%.64q is no word of a command", a)
+		}
+	}
+	if total > maxWords {
+		return fmt.Errorf("its command and its environment take %d bytes; at most %d", total, maxWords)
 	}
 	return nil
 }
@@ -67,6 +112,9 @@ func because(why string) string {
 	}
 	return ": " + why
 }
+
+// notPath finds what is no part of a path here: a line of a file, or an option of a mount, could end in it.
+func notPath(r rune) bool { return r < ' ' || r == 0x7f || r == ',' }
 
 func notHost(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')

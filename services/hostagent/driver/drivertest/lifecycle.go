@@ -1,78 +1,112 @@
 package drivertest
 
 import (
-	"context"
-	"strings"
-	"sync"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	"github.com/berth-dev/berth/schemas/ids"
+
+	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
-func (s *suite) idempotent(t *testing.T) {
+// starts: a Create that is acknowledged while nothing runs, or that tells of another sandbox than the
+// one asked for.
+func (s *suite) starts(t *testing.T) {
 	d := s.open(t)
 	spec := s.spec(t, 1, 1)
-	for range 2 {
-		if err := d.Stop(ctx(t), spec.ID()); err != nil {
-			t.Errorf("stop of nothing: %v", err)
-		}
+	sb := s.create(t, d, spec)
+	if sb.ID != spec.ID() || sb.Session != spec.Session || sb.Generation != spec.Generation || sb.Epoch != spec.Epoch || sb.Tier != spec.Tier {
+		t.Errorf("asked for %+v, got %+v", spec, sb)
 	}
+	if pipes := sb.Channel.Stdin != "" && sb.Channel.Stdout != ""; pipes == (sb.Channel.Socket != "") {
+		t.Errorf("the channel is neither two pipes nor a socket: %+v", sb.Channel)
+	}
+	s.talk(t, sb).must(t, "echo", "it runs")
+}
+
+// sameAgain: a repeated request, whose first answer was lost, that starts a second sandbox or disturbs
+// the first.
+func (s *suite) sameAgain(t *testing.T) {
+	d := s.open(t)
 	sb, k := s.start(t, d, 1, 1)
-	again := s.create(t, d, spec)
-	if again.ID != sb.ID || again.Channel != sb.Channel || again.PID != sb.PID || sb.ID != spec.ID() {
+	again := s.create(t, d, s.spec(t, 1, 1))
+	if again.ID != sb.ID || again.Channel != sb.Channel || again.PID != sb.PID {
 		t.Errorf("created again: %+v, first %+v", again, sb)
 	}
 	k.must(t, "echo", "still here")
-	found, err := d.List(ctx(t))
-	if err != nil || len(found) != 1 || found[0].State != driver.Running || found[0].Epoch != spec.Epoch || found[0].Session != spec.Session {
-		t.Errorf("list: %+v, %v", found, err)
+	only(t, d)
+}
+
+// stopNothing: a delete that fails for ever because there is nothing to delete.
+func (s *suite) stopNothing(t *testing.T) {
+	d := s.open(t)
+	for range 2 {
+		if err := d.Stop(ctx(t), s.spec(t, 1, 1).ID()); err != nil {
+			t.Errorf("stop of what never was: %v", err)
+		}
 	}
+}
+
+// stopTwice: a repeated delete that fails, or that leaves a part behind.
+func (s *suite) stopTwice(t *testing.T) {
+	d := s.open(t)
+	before := s.host.Left(t)
+	sb, _ := s.start(t, d, 1, 1)
 	for range 2 {
 		s.stop(t, d, sb)
 	}
-	if found, err := d.List(ctx(t)); err != nil || len(found) != 0 {
-		t.Errorf("list after stop: %+v, %v", found, err)
+	s.nothing(t, d, before)
+}
+
+// stopBadName: a name from outside that becomes a path on the host.
+func (s *suite) stopBadName(t *testing.T) {
+	d := s.open(t)
+	for _, id := range []string{"../../etc", "", "b/c", "b\x00", "B", "."} {
+		sb := driver.Sandbox{}
+		sb.ID = driver.Sandbox{}.ID + sb.ID
+		if err := d.Stop(ctx(t), sandboxID(id)); !errs.Is(err, errkind.Invalid) {
+			t.Errorf("stop of %q: %v", id, err)
+		}
 	}
-	_, k = s.start(t, d, 1, 1) // the same epoch, after its compute was removed from outside
+}
+
+// againAfterStop: a session that cannot wake in the epoch whose compute was taken away.
+func (s *suite) againAfterStop(t *testing.T) {
+	d := s.open(t)
+	sb, _ := s.start(t, d, 1, 1)
+	s.stop(t, d, sb)
+	again, k := s.start(t, d, 1, 1)
+	if again.ID != sb.ID {
+		t.Errorf("another sandbox: %+v", again)
+	}
 	k.must(t, "echo", "new")
 }
 
-func (s *suite) badSpecs(t *testing.T) {
+// againAfterExit: a session whose first process ended by itself and that no request wakes again.
+func (s *suite) againAfterExit(t *testing.T) {
 	d := s.open(t)
-	for name, c := range map[string]struct {
-		change func(*driver.Spec)
-		kind   errkind.Kind
-	}{
-		"no session": {func(x *driver.Spec) { x.Session = "" }, errkind.Invalid},
-		"path":       {func(x *driver.Spec) { x.Session = "../../../etc" }, errkind.Invalid},
-		"no epoch":   {func(x *driver.Spec) { x.Epoch = ids.Epoch{} }, errkind.Invalid},
-		"no memory":  {func(x *driver.Spec) { x.Limits.MemoryBytes = 0 }, errkind.Invalid},
-		"no pids":    {func(x *driver.Spec) { x.Limits.PIDs = 0 }, errkind.Invalid},
-		"no cpu":     {func(x *driver.Spec) { x.Limits.CPUMillis = 0 }, errkind.Invalid},
-		"hostname":   {func(x *driver.Spec) { x.Hostname = "a b/c" }, errkind.Invalid},
-		"env":        {func(x *driver.Spec) { x.Env = []string{"no equals sign"} }, errkind.Invalid},
-		"tier":       {func(x *driver.Spec) { x.Tier = "strongest" }, errkind.Unimplemented},
-	} {
-		spec := s.spec(t, 1, 1)
-		c.change(&spec)
-		if _, err := d.Create(ctx(t), spec); !errs.Is(err, c.kind) {
-			t.Errorf("%s: got %v (%v)", name, err, errs.Kind(err))
-		} else if strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: not one sentence: %v", name, err)
-		}
-	}
-	if found, err := d.List(ctx(t)); err != nil || len(found) != 0 {
-		t.Errorf("something was made: %+v, %v", found, err)
-	}
-	if err := d.Stop(ctx(t), "../../etc"); !errs.Is(err, errkind.Invalid) {
-		t.Errorf("stop of a path: %v", err)
+	_, k := s.start(t, d, 1, 1)
+	s.exit(t, d, k, "3")
+	_, k = s.start(t, d, 1, 1)
+	k.must(t, "echo", "new")
+	if f := only(t, d); f.State != driver.Running {
+		t.Errorf("list shows %+v", f)
 	}
 }
 
+// exit ends the first process of the only sandbox and waits until that is seen.
+func (s *suite) exit(t *testing.T, d driver.Driver, k *Talk, status string) {
+	t.Helper()
+	if _, err := k.Send("exit", status); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the sandbox has exited", func() bool { return only(t, d).State == driver.Exited })
+}
+
+// otherEpoch: two sandboxes on one session's disk.
 func (s *suite) otherEpoch(t *testing.T) {
 	d := s.open(t)
 	sb, k := s.start(t, d, 1, 1)
@@ -83,220 +117,62 @@ func (s *suite) otherEpoch(t *testing.T) {
 	}
 	k.must(t, "echo", "untouched")
 	s.stop(t, d, sb)
-	sb = s.create(t, d, next)
-	if sb.Epoch != next.Epoch {
+	if sb = s.create(t, d, next); sb.Epoch != next.Epoch {
 		t.Errorf("got %+v", sb)
 	}
 }
 
-func (s *suite) many(t *testing.T) {
+// otherGeneration: a session that was deleted and made again while its old compute still runs.
+func (s *suite) otherGeneration(t *testing.T) {
 	d := s.open(t)
-	const n = 4
-	var wg sync.WaitGroup
-	specs := make([]driver.Spec, n)
-	for i := range specs {
-		specs[i] = s.spec(t, i+1, 1)
+	_, k := s.start(t, d, 1, 1)
+	next := s.spec(t, 1, 1)
+	next.Generation.Index++
+	if _, err := d.Create(ctx(t), next); !errs.Is(err, errkind.Busy) {
+		t.Errorf("two generations of one session: %v", err)
 	}
-	for _, spec := range specs {
-		for range 2 { // each twice at the same time
-			wg.Go(func() {
-				if _, err := d.Create(ctx(t), spec); err != nil {
-					t.Errorf("create: %v", err)
-				}
-			})
-		}
-	}
-	wg.Wait()
-	found, err := d.List(ctx(t))
-	if err != nil || len(found) != n {
-		t.Fatalf("list: %+v, %v", found, err)
-	}
-	for _, f := range found {
-		wg.Go(func() {
-			if err := d.Stop(ctx(t), f.ID); err != nil {
-				t.Errorf("stop: %v", err)
-			}
-		})
-	}
-	wg.Wait()
+	k.must(t, "echo", "untouched")
+	only(t, d)
 }
 
+// timed: a slow start of which nobody can say what was slow.
 func (s *suite) timed(t *testing.T) {
 	d := s.open(t)
+	began := time.Now()
 	sb := s.create(t, d, s.spec(t, 1, 1))
+	whole := time.Since(began)
 	if len(sb.Steps) == 0 {
 		t.Error("no steps")
 	}
 	for _, st := range sb.Steps {
+		if st.Name == "" || st.Start+st.Took > whole {
+			t.Errorf("step %+v of a create of %s", st, whole)
+		}
 		t.Logf("%-20s at %8s took %8s", st.Name, st.Start.Round(10*time.Microsecond), st.Took.Round(10*time.Microsecond))
 	}
 }
 
-func (s *suite) adopts(t *testing.T) {
-	first := s.host.Open(t)
-	sb, k := s.start(t, first, 1, 1)
-	k.must(t, "echo", "before")
-	k.Close()
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
+// declares: a driver that declares what contradicts itself, or another thing each time it is asked.
+func (s *suite) declares(t *testing.T) {
+	d := s.pair.d
+	got := d.Capabilities()
+	if !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(s.all))) {
+		t.Errorf("tiers %v, before %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(s.all)))
 	}
-	d := s.open(t)
-	found, err := d.List(ctx(t))
-	if err != nil || len(found) != 1 || found[0].State != driver.Running || found[0].ID != sb.ID || found[0].Epoch != sb.Epoch {
-		t.Fatalf("list after a restart: %+v, %v", found, err)
+	c := got[s.tier]
+	switch {
+	case c.Absent != "":
+		t.Errorf("it runs, and is absent: %s", c.Absent)
+	case c.OwnKernel != s.tier.VM():
+		t.Errorf("own kernel %v in a tier of which %v is said", c.OwnKernel, s.tier.VM())
+	case c.OwnKernel != (c.Accel != ""):
+		t.Errorf("own kernel %v, run by %q", c.OwnKernel, c.Accel)
+	case c.RawDisk && !c.Disk, c.OwnKernel && !c.Isolated, c.OOMKillsAll && !c.Memory:
+		t.Errorf("it contradicts itself: %+v", c)
 	}
-	s.talk(t, found[0].Sandbox).must(t, "echo", "after")
-	if again := s.create(t, d, s.spec(t, 1, 1)); again.ID != sb.ID || again.PID != sb.PID {
-		t.Errorf("created again after a restart: %+v, first %+v", again, sb)
-	}
-}
-
-// told checks that a death by itself is told within five seconds, also to one who watches later.
-func (s *suite) told(t *testing.T) {
-	d := s.open(t)
-	w, ok := d.(driver.Watcher)
-	if !ok {
-		t.Skip("skipped by capability: it is no Watcher")
-	}
-	sb, k := s.start(t, d, 1, 1)
-	early, cancel := watch(t, w)
-	defer cancel()
-	_, _ = sb, k.Raw(`{"n":1,"op":"exit","args":["7"]}`+"\n")
-	expect(t, early, sb.ID)
-	late, cancel2 := watch(t, w)
-	defer cancel2()
-	expect(t, late, sb.ID)
-	found, err := d.List(ctx(t))
-	if err != nil || len(found) != 1 || found[0].State != driver.Exited {
-		t.Errorf("list: %+v, %v", found, err)
-	}
-}
-
-func watch(t *testing.T, w driver.Watcher) (<-chan driver.Event, context.CancelFunc) {
-	t.Helper()
-	c, cancel := context.WithCancel(context.Background())
-	events, err := w.Watch(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return events, cancel
-}
-
-func expect(t *testing.T, events <-chan driver.Event, id ids.SandboxID) {
-	t.Helper()
-	for late := time.After(5 * time.Second); ; {
-		select {
-		case e, ok := <-events:
-			if !ok {
-				t.Fatal("the watch ended")
-			}
-			if e.ID == id && e.Kind == driver.EventExited {
-				if e.ExitStatus != 7 {
-					t.Errorf("exit status %d", e.ExitStatus)
-				}
-				return
-			}
-		case <-late:
-			t.Fatal("the exit was not told within five seconds")
+	if o, ok := d.(driver.Checker); ok {
+		if err := o.Preflight(ctx(t)); err != nil {
+			t.Errorf("it runs, and says that it cannot: %v", err)
 		}
 	}
-}
-
-func (s *suite) meters(t *testing.T) {
-	d := s.open(t)
-	sb, k := s.start(t, d, 1, 1)
-	if m, ok := d.(driver.Meter); ok {
-		if st, err := m.Stats(ctx(t), sb.ID); err != nil || s.caps.Memory && (st.MemoryBytes == 0 || st.Processes == 0) {
-			t.Errorf("stats: %+v, %v", st, err)
-		}
-		if _, err := m.Stats(ctx(t), "bnone"); !errs.Is(err, errkind.NotFound) {
-			t.Errorf("stats of nothing: %v", err)
-		}
-	}
-	f, ok := d.(driver.Freezer)
-	if !ok {
-		t.Skip("skipped by capability: it is no Freezer")
-	}
-	for range 2 {
-		if err := f.Freeze(ctx(t), sb.ID); err != nil {
-			t.Errorf("freeze: %v", err)
-		}
-	}
-	for range 2 {
-		if err := f.Thaw(ctx(t), sb.ID); err != nil {
-			t.Errorf("thaw: %v", err)
-		}
-	}
-	k.must(t, "echo", "thawed")
-	if err := f.Freeze(ctx(t), sb.ID); err != nil {
-		t.Error(err)
-	}
-	s.stop(t, d, sb) // a frozen sandbox can be stopped
-}
-
-func (s *suite) failures(t *testing.T) {
-	d := s.open(t)
-	before := s.host.Left(t)
-	for n := 0; s.host.Crash(d, s.tier, n, false); n++ {
-		if _, err := d.Create(ctx(t), s.spec(t, 1, 1)); err == nil {
-			t.Fatalf("no failure at point %d", n)
-		}
-		if found, err := d.List(ctx(t)); err != nil || len(found) != 0 {
-			t.Errorf("point %d: list %+v, %v", n, found, err)
-		}
-		if left := s.host.Left(t); len(left) > len(before) {
-			t.Errorf("point %d: left %v, before %v", n, left, before)
-		}
-	}
-	s.host.Crash(d, s.tier, -1, false)
-	_, k := s.start(t, d, 1, 1)
-	k.must(t, "echo", "works after all")
-}
-
-func (s *suite) crashes(t *testing.T) {
-	for n := 0; ; n++ {
-		dead := s.host.Open(t)
-		if !s.host.Crash(dead, s.tier, n, true) {
-			_ = dead.Close()
-			return
-		}
-		if _, err := dead.Create(ctx(t), s.spec(t, 1, 1)); err == nil {
-			t.Errorf("no crash at point %d", n)
-		}
-		_ = dead.Close()
-		d := s.host.Open(t)
-		found, err := d.List(ctx(t))
-		if err != nil || len(found) != 1 {
-			t.Errorf("point %d: list after the crash %+v, %v", n, found, err)
-		}
-		if n%2 == 0 { // the sweep of the next start, or the same wake again
-			for _, f := range found {
-				s.stop(t, d, f.Sandbox)
-			}
-		}
-		_, k := s.start(t, d, 1, 1)
-		k.must(t, "echo", "healed")
-		k.Close()
-		s.clean(t, d)
-	}
-}
-
-func (s *suite) holds(t *testing.T) {
-	d := s.open(t)
-	sb, k := s.start(t, d, 1, 1)
-	for range 5 {
-		if err := k.Raw(`{"op":"echo","ar`); err != nil { // dies in the middle of a line
-			t.Fatal(err)
-		}
-		k.Close()
-		var err error
-		if k, err = Open(sb.Channel); err != nil {
-			t.Fatal(err)
-		}
-		if err := k.Raw("\n"); err != nil {
-			t.Fatal(err)
-		}
-		k.must(t, "echo", "heard")
-	}
-	k.Close()
 }

@@ -1,6 +1,10 @@
 // Package drivertest is the conformance suite of package driver: every driver passes it, and a bug
 // found in one becomes a check for all. It guarantees that a check is skipped only because of what
-// the driver's Capabilities say, and that each skip is printed with its reason.
+// the driver declares (its Capabilities, and the optional interfaces that it implements), that each
+// skip is printed with its reason, and that nothing here looks at the name of a driver or of a tier.
+//
+// Every check is a row of the table in checks.go; what it guards against is the comment of its
+// function, from which docs/drivers.md is made.
 package drivertest
 
 import (
@@ -10,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
@@ -18,7 +25,8 @@ type Host interface {
 	// Open returns a new driver on the host's state.
 	Open(t testing.TB) driver.Driver
 	// Spec returns a valid spec for the session with this number in this epoch, with its disk
-	// attached; the first process is a probe. The same numbers give the same spec.
+	// attached; the first process is a probe (package answer). The same test and numbers give the same
+	// spec. Limits are at least 1000 thousandths of a core and 64 processes.
 	Spec(t testing.TB, session int, epoch uint64) driver.Spec
 	// Left lists what is on the host now of all that a driver can make.
 	Left(t testing.TB) []string
@@ -27,12 +35,45 @@ type Host interface {
 	Crash(d driver.Driver, tier driver.Tier, n int, hard bool) bool
 }
 
+// Talker is a Host whose channel is opened in a way of its own: one that speaks to the probe through
+// something else than the bare stream. Without it Open is used.
+type Talker interface {
+	Talk(t testing.TB, sb driver.Sandbox) (*Talk, error)
+}
+
+// Killer is a Host that kills the first process from outside in a way of its own. Without it the
+// sandbox's PID gets a SIGKILL.
+type Killer interface {
+	Kill(t testing.TB, sb driver.Sandbox)
+}
+
+// Litterer is a Host that can leave a part of a sandbox that no record tells of, as an earlier version
+// or a kill may: false if it has none for this tier. List must show it and Stop remove it.
+type Litterer interface {
+	Litter(t testing.TB, tier driver.Tier, id ids.SandboxID) bool
+}
+
+// Releaser is a Host whose disks are many: the test is over, and its sessions' disks may go.
+type Releaser interface {
+	Release(t testing.TB)
+}
+
 // suite is one run for one tier.
 type suite struct {
 	host Host
 	tier driver.Tier
 	caps driver.Capabilities
 	all  map[driver.Tier]driver.Capabilities
+	pair *pair // for checks that share sandboxes
+}
+
+// pair is two sandboxes of two sessions that many checks look at.
+type pair struct {
+	d            driver.Driver
+	one, two     driver.Spec
+	a, b         driver.Sandbox
+	ka, kb       *Talk
+	secret, file string // words that only the first one knows
 }
 
 // Run runs every check that the driver's capabilities allow, for each of its tiers.
@@ -57,45 +98,63 @@ func Run(t *testing.T, h Host) {
 	}
 }
 
+// run runs the checks that look at one pair of sandboxes, then those that make their own.
 func (s *suite) run(t *testing.T) {
-	isolated, disk := s.caps.Isolated, s.caps.Disk
-	for _, c := range []struct {
-		name string
-		need bool
-		why  string
-		run  func(*testing.T)
-	}{
-		{"create, stop and list are idempotent", true, "", s.idempotent},
-		{"bad specs are refused and make nothing", true, "", s.badSpecs},
-		{"another epoch of a session is busy", true, "", s.otherEpoch},
-		{"many at once", true, "", s.many},
-		{"steps are timed", true, "", s.timed},
-		{"the end of a sandbox is told", true, "", s.told},
-		{"usage and freezing", true, "", s.meters},
-		{"a new driver adopts what runs", s.caps.Adopts, "it does not adopt", s.adopts},
-		{"a failed create leaves nothing", isolated, "it makes nothing on the host", s.failures},
-		{"a crash is swept", isolated && s.caps.Adopts, "it makes nothing on the host", s.crashes},
-		{"the channel outlives its writer", s.caps.Holds, "it does not hold the channel", s.holds},
-		{"namespaces are its own", isolated, "it does not isolate", s.namespaces},
-		{"privileges are dropped", isolated, "it does not isolate", s.privileges},
-		{"host paths are read-only", isolated, "it does not isolate", s.hostPaths},
-		{"there is no network", isolated, "it does not isolate", s.network},
-		{"neighbours are invisible", isolated, "it does not isolate", s.neighbours},
-		{"nothing of the host leaks in", isolated, "it does not isolate", s.leaks},
-		{"the disk persists", disk, "it has no disk", s.persists},
-		{"owners on disk are the container's", disk, "it has no disk", s.owners},
-		{"set-user-id programs give nothing", isolated, "it does not isolate", s.setuid},
-		{"memory is limited", s.caps.Memory, "it does not limit memory", s.memory},
-		{"processes are limited", s.caps.PIDs, "it does not limit processes", s.processes},
-		{"cpu is limited", s.caps.CPU, "it does not limit cpu", s.cpu},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if !c.need {
-				t.Skipf("skipped by capability: %s", c.why)
+	t.Run("looking at two sandboxes", func(t *testing.T) {
+		s.pair = s.openPair(t)
+		for _, c := range checks {
+			if c.shared {
+				s.check(t, c)
 			}
-			c.run(t)
-		})
+		}
+	})
+	s.pair = nil
+	for _, c := range checks {
+		if !c.shared {
+			s.check(t, c)
+		}
 	}
+}
+
+func (s *suite) check(t *testing.T, c check) {
+	t.Run(c.name, func(t *testing.T) {
+		for _, n := range c.needs {
+			if !n.has(s.caps) {
+				t.Skipf("skipped by capability: %s", n.why)
+			}
+		}
+		c.run(s, t)
+	})
+}
+
+// optional returns the driver as one of the optional interfaces, or skips.
+func optional[T any](t *testing.T, d driver.Driver, what string) T {
+	t.Helper()
+	o, ok := d.(T)
+	if !ok {
+		t.Skipf("skipped by capability: it is no %s", what)
+	}
+	return o
+}
+
+// unless skips when the driver says that this tier cannot do it: several drivers behind one have every
+// interface, and say so only when they are asked.
+func unless(t *testing.T, err error) {
+	t.Helper()
+	if errs.Is(err, errkind.Unimplemented) {
+		t.Skipf("skipped by capability: %v", err)
+	}
+}
+
+func (s *suite) openPair(t *testing.T) *pair {
+	t.Helper()
+	p := &pair{d: s.open(t), secret: "MARK=4711-of-the-first", file: "mine-of-the-first"}
+	p.one, p.two = s.spec(t, 1, 1), s.spec(t, 2, 1)
+	p.one.Env = append(slices.Clone(p.one.Env), p.secret)
+	p.two.Env = append(slices.Clone(p.two.Env), "OWN=1")
+	p.a, p.b = s.create(t, p.d, p.one), s.create(t, p.d, p.two)
+	p.ka, p.kb = s.talk(t, p.a), s.talk(t, p.b)
+	return p
 }
 
 // open returns a driver that is closed, with all its sandboxes stopped and nothing left, when the
@@ -103,7 +162,12 @@ func (s *suite) run(t *testing.T) {
 func (s *suite) open(t *testing.T) driver.Driver {
 	t.Helper()
 	d := s.host.Open(t)
-	t.Cleanup(func() { s.clean(t, d) })
+	t.Cleanup(func() {
+		s.clean(t, d)
+		if r, ok := s.host.(Releaser); ok {
+			r.Release(t)
+		}
+	})
 	return d
 }
 
@@ -158,7 +222,7 @@ func (s *suite) start(t *testing.T, d driver.Driver, session int, epoch uint64) 
 
 func (s *suite) talk(t *testing.T, sb driver.Sandbox) *Talk {
 	t.Helper()
-	k, err := Open(sb.Channel)
+	k, err := s.dial(t, sb)
 	if err != nil {
 		t.Fatalf("channel: %v", err)
 	}
@@ -167,6 +231,55 @@ func (s *suite) talk(t *testing.T, sb driver.Sandbox) *Talk {
 		t.Fatalf("the channel says %q", got)
 	}
 	return k
+}
+
+func (s *suite) dial(t *testing.T, sb driver.Sandbox) (*Talk, error) {
+	t.Helper()
+	if h, ok := s.host.(Talker); ok {
+		return h.Talk(t, sb)
+	}
+	return Open(sb.Channel)
+}
+
+// list is what the driver shows; an error ends the test.
+func list(t *testing.T, d driver.Driver) []driver.Found {
+	t.Helper()
+	found, err := d.List(ctx(t))
+	if err != nil {
+		t.Fatalf("list: %v", err)
+	}
+	return found
+}
+
+// only is the one sandbox that the driver shows.
+func only(t *testing.T, d driver.Driver) driver.Found {
+	t.Helper()
+	found := list(t, d)
+	if len(found) != 1 {
+		t.Fatalf("list shows %d sandboxes: %+v", len(found), found)
+	}
+	return found[0]
+}
+
+// nothing is shown and nothing is left.
+func (s *suite) nothing(t *testing.T, d driver.Driver, before []string) {
+	t.Helper()
+	if found := list(t, d); len(found) != 0 {
+		t.Errorf("list shows %+v", found)
+	}
+	if left := s.host.Left(t); len(left) > len(before) {
+		t.Errorf("left on the host: %v, before %v", left, before)
+	}
+}
+
+// eventually asks again and again, for five seconds, what becomes true without a sign.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within five seconds: %s", what)
+		}
+	}
 }
 
 func ctx(t testing.TB) context.Context {

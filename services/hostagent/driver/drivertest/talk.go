@@ -6,68 +6,48 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest/answer"
 )
 
-// request and answer are one line of JSON each.
-type request struct {
-	N    int      `json:"n"`
-	Op   string   `json:"op"`
-	Args []string `json:"args"`
-}
-
-type answer struct {
-	N   int    `json:"n"`
-	Out string `json:"out"`
-	Err string `json:"err"`
-}
-
-// Answer serves a probe: it answers each line of in on out until in ends. The operation echo is
-// always there.
+// Answer serves a probe: see answer.Serve.
 func Answer(in io.Reader, out io.Writer, do func(op string, args []string) (string, error)) {
-	sc := bufio.NewScanner(in)
-	sc.Buffer(nil, 1<<20)
-	enc := json.NewEncoder(out)
-	for sc.Scan() {
-		var q request
-		if json.Unmarshal(sc.Bytes(), &q) != nil {
-			continue // a line that lost its writer
-		}
-		a := answer{N: q.N}
-		var err error
-		if q.Op == "echo" {
-			a.Out = strings.Join(q.Args, " ")
-		} else {
-			a.Out, err = do(q.Op, q.Args)
-		}
-		if err != nil {
-			a.Err = err.Error()
-		}
-		if enc.Encode(a) != nil {
-			return
-		}
-	}
+	answer.Serve(in, out, do)
 }
 
 // Talk is an open channel to a probe.
 type Talk struct {
-	in  *os.File
-	out *os.File
-	sc  *bufio.Reader
-	n   int
+	in interface {
+		io.WriteCloser
+		SetWriteDeadline(time.Time) error
+	}
+	out interface {
+		io.ReadCloser
+		SetReadDeadline(time.Time) error
+	}
+	sc *bufio.Reader
+	n  int
 }
 
 const answerTime = 60 * time.Second
 
 // Open opens the channel of a sandbox whose first process is a probe.
 func Open(ch driver.Channel) (*Talk, error) {
+	n := int(time.Now().UnixNano() % 1e9)
+	if ch.Socket != "" {
+		c, err := net.DialTimeout("unix", ch.Socket, answerTime)
+		if err != nil {
+			return nil, err
+		}
+		return &Talk{in: c, out: c, sc: bufio.NewReader(c), n: n}, nil
+	}
 	// Both pipes are opened without waiting: the driver holds the other ends.
 	in, err := openPipe(ch.Stdin, unix.O_WRONLY)
 	if err != nil {
@@ -78,7 +58,7 @@ func Open(ch driver.Channel) (*Talk, error) {
 		_ = in.Close()
 		return nil, err
 	}
-	return &Talk{in: in, out: out, sc: bufio.NewReader(out), n: int(time.Now().UnixNano() % 1e9)}, nil
+	return &Talk{in: in, out: out, sc: bufio.NewReader(out), n: n}, nil
 }
 
 func openPipe(path string, how int) (*os.File, error) {
@@ -99,26 +79,33 @@ func openPipe(path string, how int) (*os.File, error) {
 func (t *Talk) Close() { _ = t.in.Close(); _ = t.out.Close() }
 
 // Raw writes bytes that are no whole request, as a writer that dies does.
-func (t *Talk) Raw(s string) error { _, err := t.in.WriteString(s); return err }
+func (t *Talk) Raw(s string) error { _, err := io.WriteString(t.in, s); return err }
 
-// Do asks the probe. What an earlier reader left unread is skipped.
-func (t *Talk) Do(op string, args ...string) (string, error) {
+// Send asks the probe and waits for nothing; the number is for Await.
+func (t *Talk) Send(op string, args ...string) (int, error) {
 	t.n++
-	b, err := json.Marshal(request{N: t.n, Op: op, Args: args})
+	b, err := json.Marshal(answer.Request{N: t.n, Op: op, Args: args})
 	if err != nil {
-		return "", err
+		return 0, err
 	}
+	_ = t.in.SetWriteDeadline(time.Now().Add(answerTime))
 	if _, err := t.in.Write(append(b, '\n')); err != nil {
-		return "", fmt.Errorf("channel: %w", err)
+		return 0, fmt.Errorf("channel: %w", err)
 	}
-	_ = t.out.SetReadDeadline(time.Now().Add(answerTime))
+	return t.n, nil
+}
+
+// Await reads the answer to the request of this number. What an earlier reader left unread is skipped.
+// After a time-out it can be called again.
+func (t *Talk) Await(n int, within time.Duration) (string, error) {
+	_ = t.out.SetReadDeadline(time.Now().Add(within))
 	for {
 		line, err := t.sc.ReadBytes('\n')
 		if err != nil {
 			return "", fmt.Errorf("channel: %w", err)
 		}
-		var a answer
-		if json.Unmarshal(line, &a) != nil || a.N != t.n {
+		var a answer.Reply
+		if json.Unmarshal(line, &a) != nil || a.N != n {
 			continue
 		}
 		if a.Err != "" {
@@ -126,6 +113,15 @@ func (t *Talk) Do(op string, args ...string) (string, error) {
 		}
 		return a.Out, nil
 	}
+}
+
+// Do asks the probe and waits for the answer.
+func (t *Talk) Do(op string, args ...string) (string, error) {
+	n, err := t.Send(op, args...)
+	if err != nil {
+		return "", err
+	}
+	return t.Await(n, answerTime)
 }
 
 // must asks the probe for something that has to work.
@@ -136,4 +132,23 @@ func (t *Talk) must(tb testing.TB, op string, args ...string) string {
 		tb.Fatalf("%s %v: %v", op, args, err)
 	}
 	return out
+}
+
+// expectRaw reads n raw bytes that follow an answer.
+func (t *Talk) expectRaw(n int64) error {
+	_ = t.out.SetReadDeadline(time.Now().Add(answerTime))
+	return answer.Expect(t.sc, n)
+}
+
+// writeRaw writes n raw bytes.
+func (t *Talk) writeRaw(n int64) error {
+	_ = t.in.SetWriteDeadline(time.Now().Add(answerTime))
+	return answer.Write(t.in, n)
+}
+
+// ended waits for the end of the guest's output.
+func (t *Talk) ended(within time.Duration) error {
+	_ = t.out.SetReadDeadline(time.Now().Add(within))
+	_, err := io.Copy(io.Discard, t.sc)
+	return err
 }

@@ -1,20 +1,16 @@
 // Package null is a driver without isolation: its sandboxes are goroutines behind real pipes. It is
 // for tests and for benchmarks of the control plane, where it costs next to nothing, and guarantees
-// the contract of package driver as far as its Capabilities say. A production host never offers it.
+// the contract of package driver, with its optional interfaces, as far as its Capabilities say. A
+// production host never offers it.
 package null
 
 import (
+	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -23,16 +19,12 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
-// Guest is the first process of a sandbox. It returns its exit status; it should return soon after
-// ctx ends, and its in ends with it.
-type Guest func(ctx context.Context, in io.Reader, out io.Writer) uint32
-
 // World is what outlives a driver: the sandboxes, as on a real host. The zero World is ready.
 type World struct {
-	mu    sync.Mutex
-	boxes map[ids.SandboxID]*box
-	of    map[ids.SessionKey]ids.SandboxID
-	news  map[chan driver.Event]bool
+	mu       sync.Mutex
+	boxes    map[ids.SandboxID]*box
+	of       map[ids.SessionKey]ids.SandboxID
+	watchers map[*watcher]bool
 }
 
 // Config of the driver.
@@ -47,29 +39,25 @@ type Config struct {
 	Bare bool
 }
 
-// Driver implements driver.Driver, Watcher and Meter.
+// Driver implements driver.Driver and the optional interfaces, but for a network.
 type Driver struct {
 	dir   string
 	world *World
 	guest Guest
 	bare  bool
+	run   steps.Runner
 }
 
 var (
-	_ driver.Driver  = (*Driver)(nil)
-	_ driver.Watcher = (*Driver)(nil)
-	_ driver.Meter   = (*Driver)(nil)
+	_ driver.Driver      = (*Driver)(nil)
+	_ driver.Watcher     = (*Driver)(nil)
+	_ driver.Meter       = (*Driver)(nil)
+	_ driver.Freezer     = (*Driver)(nil)
+	_ driver.Checker     = (*Driver)(nil)
+	_ driver.Snapshotter = (*Driver)(nil)
+	_ driver.Resizer     = (*Driver)(nil)
+	_ driver.DiskResizer = (*Driver)(nil)
 )
-
-// box is one sandbox.
-type box struct {
-	sb     driver.Sandbox
-	dir    string
-	cancel context.CancelFunc
-	done   chan struct{} // closed when the guest ended
-	status uint32
-	ended  time.Time
-}
 
 // Open opens the driver.
 func Open(cfg Config) (*Driver, error) {
@@ -84,7 +72,7 @@ func Open(cfg Config) (*Driver, error) {
 	defer d.world.mu.Unlock()
 	if d.world.boxes == nil {
 		d.world.boxes, d.world.of = map[ids.SandboxID]*box{}, map[ids.SessionKey]ids.SandboxID{}
-		d.world.news = map[chan driver.Event]bool{}
+		d.world.watchers = map[*watcher]bool{}
 	}
 	if d.guest == nil {
 		d.guest = echo
@@ -92,14 +80,17 @@ func Open(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-func echo(_ context.Context, in io.Reader, out io.Writer) uint32 {
-	_, _ = io.Copy(out, in)
-	return 0
-}
-
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 	return map[driver.Tier]driver.Capabilities{driver.Null: {Adopts: true, Holds: true}}
+}
+
+// Preflight implements driver.Checker.
+func (d *Driver) Preflight(context.Context) error {
+	if st, err := os.Stat(d.dir); err != nil || !st.IsDir() {
+		return errs.Errorf("check host", errkind.Unavailable, "%s is no folder for pipes", d.dir)
+	}
+	return nil
 }
 
 // Close implements driver.Driver. The sandboxes live as long as the World.
@@ -123,84 +114,31 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if other, ok := d.world.of[spec.Session]; ok {
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here", d.world.boxes[other].sb.Epoch)
 	}
-	b := &box{done: make(chan struct{}), cancel: func() {}}
-	b.sb = driver.Sandbox{ID: id, Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier}
+	b := newBox(spec)
 	if !d.bare {
-		if err := d.startGuest(ctx, b); err != nil {
-			return driver.Sandbox{}, err
+		b.place(filepath.Join(d.dir, string(id)))
+		times, err := d.run.Run(ctx, d.table(b))
+		if err != nil {
+			return driver.Sandbox{}, errs.E(op, errs.Kind(err), string(id), err)
 		}
+		b.sb.Steps = times
+	}
+	if err := ctx.Err(); err != nil {
+		b.end()
+		return driver.Sandbox{}, errs.E(op, errs.Kind(err), string(id), err)
 	}
 	d.world.boxes[id], d.world.of[spec.Session] = b, id
+	if !d.bare {
+		go d.live(b)
+	}
 	return b.sb, nil
 }
 
-// startGuest makes the pipes and runs the guest behind them.
-func (d *Driver) startGuest(ctx context.Context, b *box) error {
-	b.dir = filepath.Join(d.dir, string(b.sb.ID))
-	b.sb.Channel = driver.Channel{Stdin: filepath.Join(b.dir, "stdin"), Stdout: filepath.Join(b.dir, "stdout")}
-	var in, out *os.File
-	times, err := steps.Runner{}.Run(ctx, steps.Table{{{
-		Name: "sandbox.start",
-		Do:   func(context.Context) (err error) { in, out, err = b.open(); return err },
-		Undo: func(context.Context) error { return os.RemoveAll(b.dir) },
-	}}})
-	if err != nil {
-		return errs.E("create sandbox", errkind.Internal, string(b.sb.ID), err)
-	}
-	guestCtx, cancel := context.WithCancel(context.Background())
-	b.cancel = func() { cancel(); _ = in.Close(); _ = out.Close() }
-	b.sb.Steps = times
-	go d.run(guestCtx, b, in, out)
-	return nil
-}
-
-// open makes the pipes. Both are held open for both directions, so that no end of them is ever seen
-// while the sandbox lives.
-func (b *box) open() (in, out *os.File, err error) {
-	if err := os.MkdirAll(b.dir, 0o700); err != nil {
-		return nil, nil, err
-	}
-	files := make([]*os.File, 2)
-	for i, p := range []string{b.sb.Channel.Stdin, b.sb.Channel.Stdout} {
-		if err := unix.Mkfifo(p, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
-			return nil, nil, fmt.Errorf("make pipe: %w", err)
-		}
-		if files[i], err = os.OpenFile(p, os.O_RDWR|unix.O_NONBLOCK, 0); err != nil {
-			return nil, nil, fmt.Errorf("open pipe: %w", err)
-		}
-	}
-	return files[0], files[1], nil
-}
-
-// run is the life of a sandbox.
-func (d *Driver) run(ctx context.Context, b *box, in, out *os.File) {
-	status := d.guest(ctx, in, out)
-	b.cancel()
-	d.world.mu.Lock()
-	defer d.world.mu.Unlock()
-	b.status, b.ended = status, time.Now()
-	close(b.done)
-	if d.world.boxes[b.sb.ID] != b {
-		return
-	}
-	for c := range d.world.news {
-		select {
-		case c <- b.event():
-		default: // a watcher that falls behind looks again by itself
-		}
-	}
-}
-
-func (b *box) event() driver.Event {
-	return driver.Event{ID: b.sb.ID, Kind: driver.EventExited, ExitStatus: b.status, At: b.ended}
-}
-
-func (b *box) over() bool {
-	select {
-	case <-b.done:
-		return true
-	default:
-		return false
+// table lists the steps of a Create: what an earlier one left half-made is replaced.
+func (d *Driver) table(b *box) steps.Table {
+	return steps.Table{
+		{{Name: "sandbox.folder", Do: func(context.Context) error { return b.makeFolder() }, Undo: func(context.Context) error { b.end(); return nil }}},
+		{{Name: "sandbox.pipes", Do: func(context.Context) error { return b.open() }}},
 	}
 }
 
@@ -212,9 +150,16 @@ func (w *World) remove(id ids.SandboxID) {
 	}
 	delete(w.boxes, id)
 	delete(w.of, b.sb.Session)
-	b.cancel()
-	if b.dir != "" {
-		_ = os.RemoveAll(b.dir)
+	b.end()
+}
+
+// Kill ends the guest of a sandbox as a signal from outside does.
+func (w *World) Kill(id ids.SandboxID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b := w.boxes[id]; b != nil {
+		b.killed = true
+		b.cancel()
 	}
 }
 
@@ -226,83 +171,110 @@ func (d *Driver) Stop(_ context.Context, id ids.SandboxID) error {
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
 	d.world.remove(id)
+	if d.bare {
+		return nil
+	}
+	if err := os.RemoveAll(filepath.Join(d.dir, string(id))); err != nil { // of a half-made one
+		return errs.E("stop sandbox", errkind.Internal, string(id), err)
+	}
 	return nil
 }
 
-// List implements driver.Driver.
+// List implements driver.Driver: what lives, and the folders of what does not.
 func (d *Driver) List(context.Context) ([]driver.Found, error) {
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
 	out := make([]driver.Found, 0, len(d.world.boxes))
 	for _, b := range d.world.boxes {
-		f := driver.Found{Sandbox: b.sb, State: driver.Running, Parts: []string{"pipes"}}
+		f := driver.Found{Sandbox: b.sb, State: driver.Running, Parts: []string{"record"}}
 		if b.over() {
 			f.State = driver.Exited
 		}
+		if b.dir != "" {
+			f.Parts = append(f.Parts, "pipes")
+		}
 		out = append(out, f)
 	}
-	slices.SortFunc(out, func(a, b driver.Found) int {
-		if a.ID < b.ID {
-			return -1
+	if !d.bare {
+		entries, err := os.ReadDir(d.dir)
+		if err != nil {
+			return nil, errs.E("list sandboxes", errkind.Internal, d.dir, err)
 		}
-		return 1
-	})
+		for _, e := range entries {
+			id, err := ids.ParseSandboxID(e.Name())
+			if err == nil && d.world.boxes[id] == nil {
+				out = append(out, driver.Found{Sandbox: driver.Sandbox{ID: id}, State: driver.Partial, Parts: []string{"pipes"}})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b driver.Found) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
 }
 
-// Stats implements driver.Meter.
-func (d *Driver) Stats(_ context.Context, id ids.SandboxID) (driver.Stats, error) {
+// with runs f on a sandbox that exists; the World is locked meanwhile.
+func (d *Driver) with(op string, id ids.SandboxID, f func(*box) error) error {
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
-	if d.world.boxes[id] == nil {
-		return driver.Stats{}, errs.E("read usage", errkind.NotFound, string(id), "there is no such sandbox here")
+	b := d.world.boxes[id]
+	if b == nil {
+		return errs.E(op, errkind.NotFound, string(id), "there is no such sandbox here")
 	}
-	return driver.Stats{}, nil
+	return f(b)
 }
 
-// Watch implements driver.Watcher.
-func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
-	news, out := make(chan driver.Event, 256), make(chan driver.Event)
-	d.world.mu.Lock()
-	d.world.news[news] = true
-	var before []driver.Event
-	for _, b := range d.world.boxes {
-		if b.over() {
-			before = append(before, b.event())
+// Stats implements driver.Meter: what a guest works between its calls counts as its cpu.
+func (d *Driver) Stats(_ context.Context, id ids.SandboxID) (st driver.Stats, err error) {
+	err = d.with("read usage", id, func(b *box) error {
+		st.CPU = b.worked()
+		if !b.over() {
+			st.Processes = 1
 		}
-	}
-	d.world.mu.Unlock()
-	go func() {
-		defer close(out)
-		defer func() {
-			d.world.mu.Lock()
-			delete(d.world.news, news)
-			d.world.mu.Unlock()
-		}()
-		for _, e := range before {
-			if !pass(ctx, out, e) {
-				return
-			}
-		}
-		for {
-			select {
-			case e := <-news:
-				if !pass(ctx, out, e) {
-					return
-				}
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return out, nil
+		return nil
+	})
+	return st, err
 }
 
-func pass(ctx context.Context, out chan<- driver.Event, e driver.Event) bool {
-	select {
-	case out <- e:
-		return true
-	case <-ctx.Done():
-		return false
+// Freeze implements driver.Freezer: the guest's next call returns after the Thaw.
+func (d *Driver) Freeze(_ context.Context, id ids.SandboxID) error {
+	return d.with("freeze sandbox", id, func(b *box) error { b.freeze(true); return nil })
+}
+
+// Thaw implements driver.Freezer.
+func (d *Driver) Thaw(_ context.Context, id ids.SandboxID) error {
+	return d.with("thaw sandbox", id, func(b *box) error { b.freeze(false); return nil })
+}
+
+// Resize implements driver.Resizer: the limits are noted; none of them is enforced here.
+func (d *Driver) Resize(_ context.Context, id ids.SandboxID, l driver.Limits) error {
+	const op = "resize sandbox"
+	return d.with(op, id, func(b *box) error {
+		if err := l.Check(); err != nil {
+			return errs.E(op, errkind.Invalid, string(id), err)
+		}
+		b.limits = l
+		return nil
+	})
+}
+
+// ResizeDisk implements driver.DiskResizer: there is no disk, and nothing to do.
+func (d *Driver) ResizeDisk(_ context.Context, id ids.SandboxID, bytes uint64) error {
+	const op = "resize disk of sandbox"
+	return d.with(op, id, func(*box) error {
+		if bytes == 0 {
+			return errs.E(op, errkind.Invalid, string(id), "a disk of no bytes")
+		}
+		return nil
+	})
+}
+
+// Snapshot implements driver.Snapshotter: there is nothing to make.
+func (d *Driver) Snapshot(_ context.Context, t driver.Tier, _ driver.Image, l driver.Limits) error {
+	const op = "make snapshot"
+	if t != driver.Null {
+		return errs.Errorf(op, errkind.Unimplemented, "this host has no tier %.32q", t)
 	}
+	if err := l.Check(); err != nil {
+		return errs.E(op, errkind.Invalid, "", err)
+	}
+	return nil
 }

@@ -7,32 +7,42 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest/answer"
+	"github.com/berth-dev/berth/services/hostagent/driver/router"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
 // host is a drivertest.Host in memory.
 type host struct {
 	dir   string
 	world *World
+	last  *Driver
+	// wrap puts another driver around it.
+	wrap func(driver.Driver) driver.Driver
 }
+
+var (
+	_ drivertest.Host     = (*host)(nil)
+	_ drivertest.Killer   = (*host)(nil)
+	_ drivertest.Litterer = (*host)(nil)
+)
 
 // guest is a probe that knows how to end.
 func guest(_ context.Context, in io.Reader, out io.Writer) (status uint32) {
-	pr, pw := io.Pipe()
-	go func() { _, err := io.Copy(pw, in); _ = pw.CloseWithError(err) }()
-	drivertest.Answer(pr, out, func(op string, args []string) (string, error) {
+	answer.Serve(in, out, func(op string, args []string) (string, error) {
 		if op != "exit" {
 			return "", errors.ErrUnsupported
 		}
 		n, err := strconv.Atoi(args[0])
 		status = uint32(n)
-		_ = pr.Close()
-		return "", err
+		return "", errors.Join(err, io.EOF)
 	})
 	return status
 }
@@ -42,6 +52,10 @@ func (h *host) Open(t testing.TB) driver.Driver {
 	d, err := Open(Config{Dir: h.dir, World: h.world, Guest: guest})
 	if err != nil {
 		t.Fatal(err)
+	}
+	h.last = d
+	if h.wrap != nil {
+		return h.wrap(d)
 	}
 	return d
 }
@@ -68,10 +82,49 @@ func (h *host) Left(t testing.TB) []string {
 	return out
 }
 
-func (h *host) Crash(driver.Driver, driver.Tier, int, bool) bool { return false }
+// Crash implements drivertest.Host.
+func (h *host) Crash(_ driver.Driver, _ driver.Tier, n int, hard bool) bool {
+	points := []string{"sandbox.folder", "sandbox.pipes"}
+	if n >= len(points) {
+		return false
+	}
+	h.last.run = steps.Runner{Crash: hard}
+	if n >= 0 {
+		h.last.run.Fault = func(name string) error {
+			if name == points[n] {
+				return errors.New("fault of the test")
+			}
+			return nil
+		}
+	}
+	return true
+}
+
+// Kill implements drivertest.Killer.
+func (h *host) Kill(_ testing.TB, sb driver.Sandbox) { h.world.Kill(sb.ID) }
+
+// Litter implements drivertest.Litterer.
+func (h *host) Litter(t testing.TB, _ driver.Tier, id ids.SandboxID) bool {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(h.dir, string(id)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
 
 func TestConformance(t *testing.T) {
 	drivertest.Run(t, &host{dir: t.TempDir(), world: &World{}})
+}
+
+// TestConformanceBehindTheRouter: what puts several drivers behind one keeps the contract as well.
+func TestConformanceBehindTheRouter(t *testing.T) {
+	drivertest.Run(t, &host{dir: t.TempDir(), world: &World{}, wrap: func(d driver.Driver) driver.Driver {
+		r, err := router.New(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}})
 }
 
 func TestTheDefaultGuestReturnsWhatItReads(t *testing.T) {
