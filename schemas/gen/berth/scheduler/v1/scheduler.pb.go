@@ -3125,12 +3125,14 @@ func (*Event_Rewound) isEvent_Detail() {}
 
 // Admitted: a request was let in, as identity and lifecycle handed it over.
 type Admitted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Actor         *v1.Actor              `protobuf:"bytes,1,opt,name=actor,proto3" json:"actor,omitempty"`
-	Terms         *v1.Terms              `protobuf:"bytes,2,opt,name=terms,proto3" json:"terms,omitempty"`
-	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Cause         v1.Cause               `protobuf:"varint,4,opt,name=cause,proto3,enum=berth.core.v1.Cause" json:"cause,omitempty"`
-	SessionName   string                 `protobuf:"bytes,5,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Actor       *v1.Actor              `protobuf:"bytes,1,opt,name=actor,proto3" json:"actor,omitempty"`
+	Terms       *v1.Terms              `protobuf:"bytes,2,opt,name=terms,proto3" json:"terms,omitempty"`
+	RequestId   string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Cause       v1.Cause               `protobuf:"varint,4,opt,name=cause,proto3,enum=berth.core.v1.Cause" json:"cause,omitempty"`
+	SessionName string                 `protobuf:"bytes,5,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
+	// Why this isolation tier.
+	TierDecision  *v1.TierDecision `protobuf:"bytes,6,opt,name=tier_decision,json=tierDecision,proto3" json:"tier_decision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3198,6 +3200,13 @@ func (x *Admitted) GetSessionName() string {
 		return x.SessionName
 	}
 	return ""
+}
+
+func (x *Admitted) GetTierDecision() *v1.TierDecision {
+	if x != nil {
+		return x.TierDecision
+	}
+	return nil
 }
 
 // Placed: host and epoch are committed.
@@ -4227,14 +4236,15 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\adeleted\x18\x0e \x01(\v2\x1b.berth.scheduler.v1.DeletedH\x00R\adeleted\x124\n" +
 	"\x06erased\x18\x0f \x01(\v2\x1a.berth.scheduler.v1.ErasedH\x00R\x06erased\x127\n" +
 	"\arewound\x18\x10 \x01(\v2\x1b.berth.scheduler.v1.RewoundH\x00R\arewoundB\b\n" +
-	"\x06detail\"\xd0\x01\n" +
+	"\x06detail\"\x92\x02\n" +
 	"\bAdmitted\x12*\n" +
 	"\x05actor\x18\x01 \x01(\v2\x14.berth.core.v1.ActorR\x05actor\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12*\n" +
 	"\x05cause\x18\x04 \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12!\n" +
-	"\fsession_name\x18\x05 \x01(\tR\vsessionName\"\x86\x01\n" +
+	"\fsession_name\x18\x05 \x01(\tR\vsessionName\x12@\n" +
+	"\rtier_decision\x18\x06 \x01(\v2\x1b.berth.core.v1.TierDecisionR\ftierDecision\"\x86\x01\n" +
 	"\x06Placed\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x121\n" +
@@ -4381,6 +4391,7 @@ var file_berth_scheduler_v1_scheduler_proto_goTypes = []any{
 	(*v1.Actor)(nil),              // 70: berth.core.v1.Actor
 	(*v1.Failure)(nil),            // 71: berth.core.v1.Failure
 	(v1.Cause)(0),                 // 72: berth.core.v1.Cause
+	(*v1.TierDecision)(nil),       // 73: berth.core.v1.TierDecision
 }
 var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
 	57,  // 0: berth.scheduler.v1.WakeRequest.admission:type_name -> berth.core.v1.Admission
@@ -4470,27 +4481,28 @@ var file_berth_scheduler_v1_scheduler_proto_depIdxs = []int32{
 	70,  // 84: berth.scheduler.v1.Admitted.actor:type_name -> berth.core.v1.Actor
 	62,  // 85: berth.scheduler.v1.Admitted.terms:type_name -> berth.core.v1.Terms
 	72,  // 86: berth.scheduler.v1.Admitted.cause:type_name -> berth.core.v1.Cause
-	32,  // 87: berth.scheduler.v1.Placed.plan:type_name -> berth.scheduler.v1.Placement
-	59,  // 88: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
-	60,  // 89: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
-	61,  // 90: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
-	68,  // 91: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
-	62,  // 92: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
-	72,  // 93: berth.scheduler.v1.Active.cause:type_name -> berth.core.v1.Cause
-	68,  // 94: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
-	68,  // 95: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
-	61,  // 96: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
-	71,  // 97: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
-	60,  // 98: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
-	60,  // 99: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
-	60,  // 100: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
-	65,  // 101: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
-	66,  // 102: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
-	103, // [103:103] is the sub-list for method output_type
-	103, // [103:103] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	73,  // 87: berth.scheduler.v1.Admitted.tier_decision:type_name -> berth.core.v1.TierDecision
+	32,  // 88: berth.scheduler.v1.Placed.plan:type_name -> berth.scheduler.v1.Placement
+	59,  // 89: berth.scheduler.v1.Active.origin:type_name -> berth.core.v1.Origin
+	60,  // 90: berth.scheduler.v1.Active.restored_as_of:type_name -> google.protobuf.Timestamp
+	61,  // 91: berth.scheduler.v1.Active.timing:type_name -> berth.core.v1.Timing
+	68,  // 92: berth.scheduler.v1.Active.idle:type_name -> google.protobuf.Duration
+	62,  // 93: berth.scheduler.v1.Active.terms:type_name -> berth.core.v1.Terms
+	72,  // 94: berth.scheduler.v1.Active.cause:type_name -> berth.core.v1.Cause
+	68,  // 95: berth.scheduler.v1.Renewed.idle:type_name -> google.protobuf.Duration
+	68,  // 96: berth.scheduler.v1.Asleep.retention:type_name -> google.protobuf.Duration
+	61,  // 97: berth.scheduler.v1.Asleep.timing:type_name -> berth.core.v1.Timing
+	71,  // 98: berth.scheduler.v1.Failed.failure:type_name -> berth.core.v1.Failure
+	60,  // 99: berth.scheduler.v1.Unplaceable.retry_until:type_name -> google.protobuf.Timestamp
+	60,  // 100: berth.scheduler.v1.Rewound.as_of:type_name -> google.protobuf.Timestamp
+	60,  // 101: berth.scheduler.v1.HostEvent.at:type_name -> google.protobuf.Timestamp
+	65,  // 102: berth.scheduler.v1.HostEvent.tiers:type_name -> berth.core.v1.Tier
+	66,  // 103: berth.scheduler.v1.HostEvent.capacity:type_name -> berth.core.v1.Limits
+	104, // [104:104] is the sub-list for method output_type
+	104, // [104:104] is the sub-list for method input_type
+	104, // [104:104] is the sub-list for extension type_name
+	104, // [104:104] is the sub-list for extension extendee
+	0,   // [0:104] is the sub-list for field type_name
 }
 
 func init() { file_berth_scheduler_v1_scheduler_proto_init() }
