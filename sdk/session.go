@@ -42,12 +42,19 @@ type OpenOptions struct {
 	OnHandoff func(Handoff)
 }
 
-// Risk is what the frontend knows about the code that will run; the tenant's
-// policy chooses the tier from it.
+// Risk is what the frontend knows about the code that will run; the operator's
+// policy chooses the tier from it. What is left out counts as the riskiest value,
+// so telling more can only give a place that starts sooner, never a weaker wall
+// than the policy, the tenant or MinTier ask for.
 type Risk struct {
-	UntrustedCode bool   // written by a model or a third party, not by the user
-	ToolAccess    bool   // it can call tools
-	DataClass     string // a word that the tenant's policy knows
+	CodeAuthor CodeAuthor  // who wrote the code
+	Tools      ToolBreadth // what it is asked to do
+	Network    NetworkNeed // how far it must reach
+	DataClass  string      // a word that the operator's policy knows, for example "internal"
+	ToolAccess bool        // it can call tools
+	// UntrustedCode: written by a model or a third party, not by the user. The same as
+	// ThirdPartyCode where CodeAuthor is left out or says the user or the operator.
+	UntrustedCode bool
 }
 
 // Session is a handle of one awake session. It renews its grant by itself. A
@@ -161,6 +168,9 @@ func (c *Client) openAsk(o OpenOptions, requestID string, proof ed25519.PublicKe
 	const op = "open session"
 	body := &identityv1.OpenRequest{SessionName: o.Name, Template: o.Template,
 		Risk: &identityv1.RiskFacts{UntrustedCode: o.Risk.UntrustedCode, ToolAccess: o.Risk.ToolAccess, DataClass: o.Risk.DataClass}}
+	if err := o.Risk.words(op, body.Risk); err != nil {
+		return ask{}, err
+	}
 	if o.Name != "" {
 		if _, err := ids.ParseSessionName(o.Name); err != nil {
 			return ask{}, wrap(op, err)

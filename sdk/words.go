@@ -20,6 +20,63 @@ const (
 	Wasm      Tier = "wasm"
 )
 
+// CodeAuthor says who wrote the code that will run.
+type CodeAuthor string
+
+// The authors, least risky first: the operator of the platform (the template's
+// own programs), the user whose session it is, a model at the user's wish,
+// somebody else (a package, a repository, an upload).
+const (
+	OperatorCode   CodeAuthor = "operator"
+	UserCode       CodeAuthor = "user"
+	ModelCode      CodeAuthor = "model"
+	ThirdPartyCode CodeAuthor = "third_party"
+)
+
+// ToolBreadth says what the code is asked to do.
+type ToolBreadth string
+
+// One bounded call; programs of the template alone; anything that can be written
+// to the disk and run.
+const (
+	BoundedTools ToolBreadth = "bounded"
+	FixedTools   ToolBreadth = "fixed"
+	AnyTools     ToolBreadth = "any"
+)
+
+// NetworkNeed says how far the code must reach.
+type NetworkNeed string
+
+// Nowhere; hosts that a policy names; anywhere.
+const (
+	NoNetwork    NetworkNeed = "none"
+	NamedNetwork NetworkNeed = "named"
+	OpenNetwork  NetworkNeed = "open"
+)
+
+// words puts the facts that are words into the request.
+func (r Risk) words(op string, to *identityv1.RiskFacts) error {
+	for _, f := range []struct {
+		name, said, prefix string
+		values             map[string]int32
+		set                func(int32)
+	}{
+		{"code author", string(r.CodeAuthor), "CODE_AUTHOR_", identityv1.CodeAuthor_value, func(v int32) { to.CodeAuthor = identityv1.CodeAuthor(v) }},
+		{"tools", string(r.Tools), "TOOL_BREADTH_", identityv1.ToolBreadth_value, func(v int32) { to.Tools = identityv1.ToolBreadth(v) }},
+		{"network", string(r.Network), "NETWORK_NEED_", identityv1.NetworkNeed_value, func(v int32) { to.Network = identityv1.NetworkNeed(v) }},
+	} {
+		if f.said == "" {
+			continue
+		}
+		v, ok := f.values[f.prefix+upper(f.said)]
+		if !ok || v == 0 {
+			return invalid(op, "%s %q is not known", f.name, f.said)
+		}
+		f.set(v)
+	}
+	return nil
+}
+
 // Persistence says what outlives the compute.
 type Persistence string
 
