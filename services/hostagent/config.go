@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
 	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 )
 
@@ -24,10 +27,15 @@ type Config struct {
 	Labels map[string]string `yaml:"labels"`
 	// Dir holds everything: disks, images, sandboxes, containerd, inventory.db, host.key.
 	Dir string `yaml:"dir"`
-	// Driver makes the sandboxes: containerd, or null (in memory, for tests and benchmarks).
+	// Driver may say null: sandboxes in memory, for tests and benchmarks, with null as the only tier.
+	// Otherwise the tiers decide which drivers are opened.
 	Driver string `yaml:"driver"`
-	// Tiers to offer, of those that the driver has.
+	// Tiers to offer: container, gvisor, kata, microvm and wasm. Each is offered once a real sandbox of
+	// it came up on this host; one that cannot run keeps the others from nothing.
 	Tiers []string `yaml:"tiers"`
+	// Handlers are containerd's runtime handlers of tiers whose runtime is installed apart from Berth,
+	// by tier: kata (docs/howto/kata.md).
+	Handlers map[string]containerd.Handler `yaml:"handlers"`
 	// Runtimes is the folder with containerd, runc, runsc and their shims.
 	Runtimes string `yaml:"runtimes"`
 	// Socket of an existing containerd; empty starts a private one.
@@ -109,7 +117,7 @@ const gib = 1 << 30
 // NewConfig returns the defaults.
 func NewConfig() Config {
 	return Config{
-		Driver: driverContainerd, Tiers: []string{"container", "gvisor"},
+		Tiers:    []string{"container", "gvisor"},
 		Disk:     DiskConfig{Store: "nats://", Pool: "auto", EvictAbove: 85, Reserve: 2 * gib, Ready: 2},
 		MaxWakes: 4 * runtime.NumCPU(), Hello: 20 * time.Second, Grace: 2 * time.Second,
 		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second, Fence: fenceStop,
@@ -125,11 +133,8 @@ func (c Config) check() error {
 	if !filepath.IsAbs(c.Dir) {
 		return bad("dir must be an absolute path")
 	}
-	if _, ok := drivers[c.Driver]; !ok {
-		return bad(fmt.Sprintf("there is no driver %.32q", c.Driver))
-	}
-	if len(c.Tiers) == 0 {
-		return bad("no tier is offered")
+	if err := c.checkTiers(); err != nil {
+		return err
 	}
 	if c.MaxWakes < 1 {
 		return bad("max_wakes must be at least 1")
@@ -148,12 +153,42 @@ func (c Config) check() error {
 	return c.checkFence()
 }
 
+func (c Config) checkTiers() error {
+	bad := func(format string, args ...any) error {
+		return errs.Errorf("configure hostagent", errkind.Invalid, format, args...)
+	}
+	switch {
+	case c.Driver != "" && c.Driver != driverContainerd && c.Driver != driverNull:
+		return bad("there is no driver %.32q", c.Driver)
+	case len(c.Tiers) == 0:
+		return bad("no tier is offered")
+	case (c.Driver == driverNull) != c.bare(), c.bare() && len(c.Tiers) > 1:
+		return bad("tier null needs driver null, and stands alone")
+	}
+	for _, t := range c.Tiers {
+		if !c.bare() && !slices.Contains(contract, driver.Tier(t)) {
+			return bad("there is no tier %.32q", t)
+		}
+	}
+	for t, h := range c.Handlers {
+		if t != string(driver.Kata) {
+			return bad("tier %.32q has no runtime handler of its own; only %s has", t, driver.Kata)
+		}
+		for _, path := range []string{h.Shim, h.Config} {
+			if path != "" && !filepath.IsAbs(path) {
+				return bad("handlers.%s: %.128q is no absolute path", t, path)
+			}
+		}
+	}
+	return nil
+}
+
 func (c Config) checkFence() error {
 	bad := func(why string) error { return errs.E("configure hostagent", errkind.Invalid, "", why) }
 	switch {
 	case c.Fence != fenceStop && c.Fence != fenceFreeze:
 		return bad(fmt.Sprintf("fence must be stop or freeze, not %.32q", c.Fence))
-	case drivers[c.Driver].cgroup != nil && c.Margin < minMargin:
+	case !c.bare() && c.Margin < minMargin:
 		return bad(fmt.Sprintf("margin must be at least %s: the watchdog looks ten times a second, and stops sandboxes a quarter of it before the lease ends", minMargin))
 	}
 	return nil

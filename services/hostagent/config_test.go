@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite golden files")
@@ -40,6 +41,11 @@ func TestPreflightSaysWhatIsMissing(t *testing.T) {
 		"relative dir":  func(c *Config) { c.Dir = "here" },
 		"bad driver":    func(c *Config) { c.Driver = "magic" },
 		"no tier":       func(c *Config) { c.Tiers = nil },
+		"bad tier":      func(c *Config) { c.Tiers = []string{"vault"} },
+		"null and more": func(c *Config) { c.Driver, c.Tiers = driverNull, []string{"null", "gvisor"} },
+		"null driver":   func(c *Config) { c.Driver = driverNull },
+		"handler":       func(c *Config) { c.Handlers = map[string]containerd.Handler{"gvisor": {}} },
+		"handler path":  func(c *Config) { c.Handlers = map[string]containerd.Handler{"kata": {Shim: "shim"}} },
 		"no wakes":      func(c *Config) { c.MaxWakes = 0 },
 		"no hello":      func(c *Config) { c.Hello = 0 },
 		"no runtimes":   func(c *Config) { c.Runtimes = "/no/such/folder" },

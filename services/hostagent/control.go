@@ -44,7 +44,7 @@ func (h *host) join(ctx context.Context) (ownership, error) {
 		Capacity: &corev1.Limits{CpuMillis: c.CPUMillis, MemoryBytes: c.MemoryBytes, Pids: c.PIDs, DiskBytes: c.DiskBytes},
 		Load:     h.hostLoad(),
 	}
-	for _, t := range h.tiers {
+	for _, t := range h.tiers.offered() {
 		req.Tiers = append(req.Tiers, tierOf(string(t)))
 	}
 	for {

@@ -13,57 +13,179 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
 	"github.com/berth-dev/berth/services/hostagent/driver/null"
+	"github.com/berth-dev/berth/services/hostagent/driver/router"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
 )
 
+// Config.Driver may name these; the tiers alone decide otherwise.
 const (
 	driverContainerd = "containerd"
 	driverNull       = "null"
 )
 
-// maker is how one driver is checked and opened.
+// site is where drivers keep what they make: the host's own, or that of a proof.
+type site struct {
+	dir   string
+	tiers []driver.Tier
+	log   *slog.Logger
+}
+
+// cgroup is the parent of every sandbox's cgroup, whatever driver makes it.
+func (p site) cgroup() string { return containerd.NewConfig(p.dir, "").Cgroup }
+
+// maker is how one driver is checked and opened for those of its tiers that are configured.
 type maker struct {
-	preflight func(Config) error
-	open      func(context.Context, Config, *slog.Logger) (driver.Driver, error)
-	// bare: its sandboxes hold no guest agent, so they have no data plane. A sandbox without a wall
-	// must not run anybody's commands.
-	bare bool
-	// cgroup holds every process of the host's sandboxes; nil: there is none to freeze.
-	cgroup func(Config) string
-	// prove makes a sandbox of each tier and says why it could not; nil: there is nothing to prove.
-	prove func(context.Context, *host, []driver.Tier) map[driver.Tier]error
+	tiers []driver.Tier
+	// preflight says in one sentence why this host can run none of the tiers; it makes nothing.
+	preflight func(Config, site) error
+	open      func(context.Context, Config, site) (driver.Driver, error)
 }
 
-// drivers lists every driver. A new one is added here and nowhere else.
-var drivers = map[string]maker{
-	driverContainerd: {preflight: func(c Config) error { return containerd.Preflight(containerdConfig(c, nil)) }, open: openContainerd,
-		cgroup: func(c Config) string { return containerdConfig(c, nil).Cgroup }, prove: proveContainerd},
-	driverNull: {preflight: func(Config) error { return nil }, open: openNull, bare: true},
+// makers lists every driver. A new one is added here and nowhere else.
+var makers = []maker{
+	{[]driver.Tier{driver.Container, driver.GVisor, driver.Kata}, preflightContainerd, openContainerd},
+	{[]driver.Tier{driver.Null}, func(Config, site) error { return nil }, openNull},
 }
 
-func containerdConfig(c Config, log *slog.Logger) containerd.Config {
-	d := containerd.NewConfig(filepath.Join(c.Dir, "sandboxes"), c.Runtimes)
-	d.Socket, d.Log = c.Socket, log
-	d.Tiers = nil
-	for _, t := range c.Tiers {
-		d.Tiers = append(d.Tiers, driver.Tier(t))
+// quickTiers are proved before a host is ready; the others later, since a machine takes seconds to boot.
+var quickTiers = []driver.Tier{driver.Container, driver.GVisor, driver.Null}
+
+func containerdConfig(c Config, p site) containerd.Config {
+	d := containerd.NewConfig(p.dir, c.Runtimes)
+	d.Socket, d.Log, d.Tiers = c.Socket, p.log, p.tiers
+	d.Handlers = map[driver.Tier]containerd.Handler{}
+	for t, h := range c.Handlers {
+		d.Handlers[driver.Tier(t)] = h
 	}
 	return d
 }
 
+func preflightContainerd(c Config, p site) error {
+	return containerd.Preflight(containerdConfig(c, p))
+}
+
+func openContainerd(ctx context.Context, c Config, p site) (driver.Driver, error) {
+	return containerd.Open(ctx, containerdConfig(c, p))
+}
+
+func openNull(_ context.Context, _ Config, p site) (driver.Driver, error) {
+	return null.Open(null.Config{Dir: p.dir, Bare: true})
+}
+
+// sandboxes is the host's own site.
+func (c Config) sandboxes(log *slog.Logger) site {
+	p := site{dir: filepath.Join(c.Dir, "sandboxes"), log: log}
+	for _, t := range c.Tiers {
+		p.tiers = append(p.tiers, driver.Tier(t))
+	}
+	return p
+}
+
+// proving is where a proof has everything that it makes, apart from the host's own.
+func (c Config) proving(log *slog.Logger, tiers ...driver.Tier) site {
+	return site{dir: c.proveDir(), tiers: tiers, log: log}
+}
+
+// bare reports that sandboxes hold no guest agent, so that they have no data plane. A sandbox without a
+// wall must not run anybody's commands.
+func (c Config) bare() bool { return slices.Contains(c.Tiers, string(driver.Null)) }
+
 // Marks are the words of which every process, mount, cgroup and loop device of this host's
 // sandboxes names one, so that they are told from another installation's on the same machine.
 func (c Config) Marks() []string {
-	d := containerdConfig(c, nil)
-	p := proverConfig(c)
+	d, p := containerdConfig(c, c.sandboxes(nil)), containerdConfig(c, c.proving(nil))
 	return []string{c.Dir, d.Run, d.Cgroup, p.Run, p.Cgroup}
 }
 
-func openContainerd(ctx context.Context, c Config, log *slog.Logger) (driver.Driver, error) {
-	return containerd.Open(ctx, containerdConfig(c, log))
+// each calls f with every driver that is needed for a site, and the site for its tiers alone.
+func (p site) each(f func(maker, site) error) error {
+	for _, m := range makers {
+		its := p
+		its.tiers = slices.DeleteFunc(slices.Clone(p.tiers), func(t driver.Tier) bool { return !slices.Contains(m.tiers, t) })
+		if len(its.tiers) == 0 {
+			continue
+		}
+		if err := f(m, its); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func openNull(_ context.Context, c Config, _ *slog.Logger) (driver.Driver, error) {
-	return null.Open(null.Config{Dir: filepath.Join(c.Dir, "sandboxes"), Bare: true})
+// preflight refuses a host that can run none of its tiers.
+func (c Config) preflight() error {
+	var first error
+	well := false
+	_ = c.sandboxes(nil).each(func(m maker, its site) error {
+		if err := m.preflight(c, its); err == nil {
+			well = true
+		} else if first == nil {
+			first = err
+		}
+		return nil
+	})
+	switch {
+	case well:
+		return nil
+	case first == nil:
+		return errs.Errorf("check this host", errkind.Unimplemented, "there is no driver for the tiers %v", c.Tiers)
+	}
+	return first
+}
+
+// openDrivers opens what the tiers of a site need, as one driver, and tells of every tier what it does
+// or why it cannot run. A driver that does not open keeps the others from nothing, unless must says that
+// it is needed.
+func openDrivers(ctx context.Context, c Config, p site, must func([]driver.Tier) bool) (driver.Driver, map[driver.Tier]driver.Capabilities, error) {
+	caps := map[driver.Tier]driver.Capabilities{}
+	for _, t := range p.tiers {
+		caps[t] = driver.Capabilities{Absent: "there is no driver for it"}
+	}
+	var all []driver.Driver
+	undo := func(err error) error {
+		for _, d := range all {
+			_ = d.Close()
+		}
+		return err
+	}
+	err := p.each(func(m maker, its site) error {
+		err := m.preflight(c, its)
+		var d driver.Driver
+		if err == nil {
+			d, err = m.open(ctx, c, its)
+		}
+		if err == nil {
+			all = append(all, d)
+			return nil
+		}
+		if must != nil && must(its.tiers) {
+			return err
+		}
+		for _, t := range its.tiers {
+			caps[t] = driver.Capabilities{Absent: err.Error()}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, undo(err)
+	}
+	r, err := router.New(all...)
+	if err != nil {
+		return nil, nil, undo(err)
+	}
+	maps.Copy(caps, r.Capabilities())
+	return r, caps, nil
+}
+
+// runs reports whether a session is awake here in one of these tiers, for all that is known: without
+// the driver of its sandbox this host could neither serve nor stop it.
+func (h *host) runs(tiers []driver.Tier) bool {
+	for _, s := range h.all() {
+		if s.st.Phase == core.Awake && slices.Contains(tiers, driver.Tier(s.rec.Tier)) {
+			return true
+		}
+	}
+	return false
 }
 
 // offered are the tiers that are configured and that the driver can run, weakest first; none is a

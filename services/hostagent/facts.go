@@ -46,13 +46,13 @@ func (h *host) tellFacts(ctx context.Context, always bool) {
 func (h *host) gatherFacts() *hostv1.Facts {
 	c := h.cfg.Capacity
 	f := &hostv1.Facts{
-		Host: string(h.id), Boot: h.boot, Kernel: kernel(), Missing: h.missing(),
+		Host: string(h.id), Boot: h.boot, Kernel: kernel(), Missing: h.missing(), TierFacts: h.tierFacts(),
 		Capacity: &corev1.Limits{CpuMillis: c.CPUMillis, MemoryBytes: c.MemoryBytes, Pids: c.PIDs, DiskBytes: c.DiskBytes},
 	}
 	if h.bucket != nil {
 		f.Store = blobstore.Describe(h.cfg.Disk.Store)
 	}
-	for _, t := range h.tiers {
+	for _, t := range h.tiers.offered() {
 		f.Tiers = append(f.Tiers, tierOf(string(t)))
 	}
 	for _, s := range h.all() {
@@ -73,7 +73,7 @@ func (h *host) gatherFacts() *hostv1.Facts {
 
 // missing is what was tried on this host and is not there.
 func (h *host) missing() []string {
-	out := lacking(h.caps)
+	out := lacking(h.abilities())
 	if h.pool != nil && h.pool.Missing() != "" {
 		out = append(out, "reflink: "+h.pool.Missing())
 	}

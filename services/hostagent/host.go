@@ -30,14 +30,16 @@ import (
 
 // host is the running hostagent.
 type host struct {
-	cfg    Config
-	id     ids.Host
-	boot   string
-	key    seal.XKey
-	conn   *bus.Conn
-	drv    driver.Driver
-	caps   map[driver.Tier]driver.Capabilities
-	tiers  []driver.Tier
+	cfg   Config
+	id    ids.Host
+	boot  string
+	key   seal.XKey
+	conn  *bus.Conn
+	drv   driver.Driver
+	caps  map[driver.Tier]driver.Capabilities
+	tiers tiers
+	// proof makes a sandbox of each tier and says why it could not; nil: the real one.
+	proof  func(context.Context, []driver.Tier) map[driver.Tier]error
 	bare   bool // sandboxes have no guest and no data plane
 	disks  disks
 	saves  saves

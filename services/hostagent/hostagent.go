@@ -52,10 +52,10 @@ func Preflight(cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	if err := drivers[cfg.Driver].preflight(cfg); err != nil {
+	if err := cfg.preflight(); err != nil {
 		return err
 	}
-	if cfg.Driver == driverNull {
+	if cfg.bare() {
 		return nil
 	}
 	if st, err := os.Stat(cfg.Guest); err != nil || st.Mode()&0o111 == 0 {
@@ -114,13 +114,10 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.openFence(); err != nil {
 		return h, err
 	}
-	if h.drv, err = drivers[cfg.Driver].open(ctx, cfg, log); err != nil {
+	if h.drv, h.caps, err = openDrivers(ctx, cfg, cfg.sandboxes(log), h.runs); err != nil {
 		return h, err
 	}
-	h.caps, h.bare = h.drv.Capabilities(), drivers[cfg.Driver].bare
-	if h.tiers, err = offered(cfg.Tiers, h.caps); err != nil {
-		return h, err
-	}
+	h.bare = cfg.bare()
 	if err = h.openDisks(ctx, load); err != nil {
 		return h, err
 	}
@@ -133,11 +130,10 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 
 // openFence takes over the watchdog, or starts one, before anything can run here.
 func (h *host) openFence() (err error) {
-	cgroup := drivers[h.cfg.Driver].cgroup
-	if cgroup == nil {
+	if h.cfg.bare() {
 		return nil
 	}
-	if h.fence, err = fence.Start(h.cfg.Dir, cgroup(h.cfg), h.log); err != nil {
+	if h.fence, err = fence.Start(h.cfg.Dir, h.cfg.sandboxes(nil).cgroup(), h.log); err != nil {
 		return errs.E("fence this host", errkind.Unavailable, string(h.id), err)
 	}
 	h.lease.fence = h.fence
@@ -258,6 +254,7 @@ func (h *host) run(ctx context.Context, ready func()) error {
 	h.ops.Go(func() { h.quotas(bg) })
 	h.ops.Go(func() { h.erasures(bg) })
 	h.ops.Go(func() { h.looksAtHealth(bg) })
+	h.ops.Go(func() { h.proveLater(bg) })
 	close(h.ready)
 	if err := svc.Announce(); err != nil {
 		h.log.Warn("calls that an earlier process took are asked again later", "error", err)

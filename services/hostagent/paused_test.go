@@ -33,7 +33,7 @@ func TestAHostThatStandsStillBeyondItsLease(t *testing.T) {
 	p.start()
 	tree, err := cgroup.Detect()
 	must(t, err)
-	path := containerdConfig(r.cfg, nil).Cgroup
+	path := r.cfg.sandboxes(nil).cgroup()
 	ours := map[*corev1.SessionRef]corev1.Tier{ref("ann", 5, 6): corev1.Tier_TIER_CONTAINER, ref("bob", 7, 8): corev1.Tier_TIER_GVISOR}
 	for one, tier := range ours {
 		_, err := r.wake(one, func(w *hostv1.WakeRequest) {
@@ -108,7 +108,7 @@ func TestFrozenSandboxesAreTakenOverOrRemoved(t *testing.T) {
 		r.mustWake(one, tierTerms(corev1.Tier_TIER_CONTAINER))
 		r.client(one).mustOpen(execOp("x1", "sh", "-c", "while :; do sleep 0.05; done"))
 	}
-	path := containerdConfig(r.cfg, nil).Cgroup
+	path := r.cfg.sandboxes(nil).cgroup()
 	cpu := func(one *corev1.SessionRef) time.Duration {
 		st, err := tree.Stats(path + "/" + string(driverID(one)))
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
@@ -18,24 +19,23 @@ import (
 func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 	dir := t.TempDir()
 	h := &host{log: testLog()}
-	h.cfg = Config{Dir: dir, Runtimes: filepath.Join(dir, "bin"), Driver: "proving", Tiers: []string{"container", "gvisor"}}
+	h.cfg = Config{Dir: dir, Runtimes: filepath.Join(dir, "bin"), Tiers: []string{"container", "gvisor"}}
+	h.caps = map[driver.Tier]driver.Capabilities{driver.Container: {}, driver.GVisor: {}}
 	must(t, os.Mkdir(h.cfg.Runtimes, 0o700))
 	must(t, os.WriteFile(filepath.Join(h.cfg.Runtimes, "runc"), []byte("1"), 0o700))
 	var tried []driver.Tier
 	broken := map[driver.Tier]error{driver.GVisor: errors.New("the guest of a sandbox does not answer")}
-	drivers["proving"] = maker{prove: func(_ context.Context, _ *host, tiers []driver.Tier) map[driver.Tier]error {
+	h.proof = func(_ context.Context, tiers []driver.Tier) map[driver.Tier]error {
 		tried = append(tried, tiers...)
 		return broken
-	}}
-	t.Cleanup(func() { delete(drivers, "proving") })
+	}
 	start := func() []driver.Tier {
-		h.caps = map[driver.Tier]driver.Capabilities{driver.Container: {}, driver.GVisor: {}}
-		h.tiers, tried = []driver.Tier{driver.Container, driver.GVisor}, nil
+		tried = nil
 		must(t, h.proveTiers(t.Context()))
 		return tried
 	}
-	if got := start(); len(got) != 2 || !slices.Equal(h.tiers, []driver.Tier{driver.Container}) {
-		t.Errorf("tried %v, offers %v", got, h.tiers)
+	if got := start(); len(got) != 2 || !slices.Equal(h.tiers.offered(), []driver.Tier{driver.Container}) {
+		t.Errorf("tried %v, offers %v", got, h.tiers.offered())
 	}
 	if !strings.Contains(strings.Join(h.missing(), "\n"), "tier gvisor: the guest of a sandbox does not answer") {
 		t.Errorf("missing: %v", h.missing())
@@ -44,8 +44,8 @@ func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 		t.Errorf("tried again: %v", got)
 	}
 	broken = nil
-	if start(); len(h.tiers) != 2 || len(h.missing()) != 0 {
-		t.Errorf("offers %v, missing %v", h.tiers, h.missing())
+	if start(); len(h.tiers.offered()) != 2 || len(h.missing()) != 0 {
+		t.Errorf("offers %v, missing %v", h.tiers.offered(), h.missing())
 	}
 	if got := start(); got != nil {
 		t.Errorf("tried again: %v", got)
@@ -56,12 +56,100 @@ func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 	}
 	broken = map[driver.Tier]error{driver.Container: errors.New("no"), driver.GVisor: errors.New("no")}
 	must(t, os.Remove(filepath.Join(dir, "proved.json")))
-	h.caps = map[driver.Tier]driver.Capabilities{driver.Container: {}, driver.GVisor: {}}
-	h.tiers = []driver.Tier{driver.Container, driver.GVisor}
 	if err := h.proveTiers(t.Context()); err == nil || !strings.Contains(err.Error(), "tier gvisor: no") {
 		t.Errorf("a host that can run nothing: %v", err)
 	}
 }
+
+// TestAStartDoesNotWaitForMachines: a tier that takes long to prove is offered later, and scheduler
+// hears of it by a join; alone it is waited for; one that is absent is never tried.
+func TestAStartDoesNotWaitForMachines(t *testing.T) {
+	h := &host{log: testLog(), rejoin: make(chan struct{}, 1)}
+	h.cfg = Config{Dir: t.TempDir(), Tiers: []string{"gvisor", "kata", "microvm", "wasm"}}
+	h.caps = map[driver.Tier]driver.Capabilities{driver.GVisor: {}, driver.Kata: {Absent: "it is not installed"},
+		driver.MicroVM: {Accel: "tcg", CPU: true, Memory: true, PIDs: true, DiskIO: true}, driver.WASM: {}}
+	var tried [][]driver.Tier
+	h.proof = func(_ context.Context, tiers []driver.Tier) map[driver.Tier]error {
+		tried = append(tried, tiers)
+		return map[driver.Tier]error{driver.WASM: errors.New("no runner")}
+	}
+	must(t, h.proveTiers(t.Context()))
+	if len(tried) != 1 || !slices.Equal(h.tiers.offered(), []driver.Tier{driver.GVisor}) || h.offers(corev1.Tier_TIER_MICROVM) {
+		t.Errorf("tried %v, offers %v", tried, h.tiers.offered())
+	}
+	want := map[corev1.Tier]string{corev1.Tier_TIER_CONTAINER: notConfigured, corev1.Tier_TIER_GVISOR: "",
+		corev1.Tier_TIER_KATA: "it is not installed", corev1.Tier_TIER_MICROVM: notProved, corev1.Tier_TIER_WASM: notProved}
+	check := func() {
+		t.Helper()
+		facts := h.hostLoad().GetTiers()
+		if len(facts) != len(want) {
+			t.Errorf("%d facts", len(facts))
+		}
+		for _, f := range facts {
+			if f.GetAbsent() != want[f.GetTier()] {
+				t.Errorf("%s: absent %q, want %q", f.GetTier(), f.GetAbsent(), want[f.GetTier()])
+			}
+			if f.GetTier() == corev1.Tier_TIER_MICROVM && f.GetAbsent() == "" && (f.GetAccel() != "tcg" || !slices.Equal(f.GetNotHeld(), []string{"open_files"})) {
+				t.Errorf("microvm: %v", f)
+			}
+		}
+	}
+	check()
+	h.proveLater(t.Context())
+	want[corev1.Tier_TIER_MICROVM], want[corev1.Tier_TIER_WASM] = "", "no runner"
+	check()
+	if !slices.Equal(h.tiers.offered(), []driver.Tier{driver.GVisor, driver.MicroVM}) || len(h.rejoin) != 1 {
+		t.Errorf("offers %v, %d joins asked for", h.tiers.offered(), len(h.rejoin))
+	}
+	must(t, h.proveTiers(t.Context())) // remembered
+	if len(tried) != 3 || !slices.Equal(h.tiers.toProve(), []driver.Tier{driver.WASM}) {
+		t.Errorf("tried %v, to prove %v", tried, h.tiers.toProve())
+	}
+	alone := &host{log: testLog(), proof: h.proof, caps: map[driver.Tier]driver.Capabilities{driver.MicroVM: {}}}
+	alone.cfg = Config{Dir: t.TempDir(), Tiers: []string{"microvm"}}
+	must(t, alone.proveTiers(t.Context()))
+	if !alone.offers(corev1.Tier_TIER_MICROVM) {
+		t.Error("a host of machines alone starts with no tier")
+	}
+}
+
+// TestADriverThatCannotOpenKeepsNoOther, unless a session of it is awake here.
+func TestADriverThatCannotOpenKeepsNoOther(t *testing.T) {
+	was := makers
+	t.Cleanup(func() { makers = was })
+	closed := 0
+	makers = []maker{
+		{[]driver.Tier{"container"}, func(Config, site) error { return nil }, func(_ context.Context, _ Config, s site) (driver.Driver, error) {
+			return &closing{newProcs(t), &closed}, nil
+		}},
+		{[]driver.Tier{"microvm"}, func(Config, site) error { return errors.New("there is no QEMU here") }, nil},
+	}
+	cfg := Config{Dir: t.TempDir(), Tiers: []string{"container", "microvm", "wasm"}}
+	must(t, cfg.preflight())
+	d, caps, err := openDrivers(t.Context(), cfg, cfg.sandboxes(testLog()), nil)
+	must(t, err)
+	must(t, d.Close())
+	if caps["microvm"].Absent != "there is no QEMU here" || caps["wasm"].Absent == "" || caps["null"].Absent != "" {
+		t.Errorf("%+v", caps)
+	}
+	closed = 0
+	needed := func(tiers []driver.Tier) bool { return slices.Contains(tiers, "microvm") }
+	if _, _, err := openDrivers(t.Context(), cfg, cfg.sandboxes(testLog()), needed); err == nil || closed != 1 {
+		t.Errorf("a driver that is needed: %v, %d closed", err, closed)
+	}
+	cfg.Tiers = []string{"microvm"}
+	if err := cfg.preflight(); err == nil || !strings.Contains(err.Error(), "no QEMU") {
+		t.Errorf("nothing can run: %v", err)
+	}
+}
+
+// closing counts.
+type closing struct {
+	*procs
+	closed *int
+}
+
+func (c *closing) Close() error { *c.closed++; return nil }
 
 // TestABrokenRuntimeIsNoTier: with real processes, a runtime that is there and does not work.
 func TestABrokenRuntimeIsNoTier(t *testing.T) {
@@ -84,8 +172,8 @@ func TestABrokenRuntimeIsNoTier(t *testing.T) {
 	}
 	r.cfg.Runtimes = bin
 	r.start()
-	if !slices.Equal(r.run.h.tiers, []driver.Tier{driver.Container}) {
-		t.Errorf("offers %v", r.run.h.tiers)
+	if !slices.Equal(r.run.h.tiers.offered(), []driver.Tier{driver.Container}) {
+		t.Errorf("offers %v", r.run.h.tiers.offered())
 	}
 	missing := strings.Join(r.run.h.gatherFacts().GetMissing(), "\n")
 	t.Log(missing)

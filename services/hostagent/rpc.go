@@ -227,12 +227,3 @@ func (h *host) describe(ctx context.Context, f driver.Found) (rec *hostv1.Sandbo
 	}
 	return rec, true
 }
-
-func (h *host) offers(t corev1.Tier) bool {
-	for _, have := range h.tiers {
-		if tierOf(string(have)) == t {
-			return true
-		}
-	}
-	return false
-}

@@ -40,14 +40,14 @@ func realRig(t *testing.T) *rig {
 	}
 	r := newRig(t, nil)
 	r.load = loadLayout
-	r.cfg.Driver, r.cfg.Tiers = driverContainerd, []string{"container", "gvisor"}
+	r.cfg.Driver, r.cfg.Tiers = "", []string{"container", "gvisor"}
 	r.cfg.Images = map[string]string{"default": images[len(images)-1]}
 	if r.cfg.Runtimes = os.Getenv("BERTH_RUNTIMES"); r.cfg.Runtimes == "" {
 		r.cfg.Runtimes = filepath.Join(cache, "runtimes", "current", "bin")
 	}
 	r.cfg.Disk.Reserve, r.cfg.Disk.Ready = 0, 1
 	r.cfg.Hello = 20 * time.Second
-	if err := drivers[driverContainerd].preflight(r.cfg); err != nil {
+	if err := r.cfg.preflight(); err != nil {
 		t.Skipf("skipped: %v", err)
 	}
 	if err := disk.Preflight(r.cfg.Dir, 0); err != nil {
@@ -210,7 +210,7 @@ func clearHost(t *testing.T, r *rig) {
 	r.halt()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	d, err := openContainerd(ctx, r.cfg, testLog())
+	d, err := openContainerd(ctx, r.cfg, r.cfg.sandboxes(testLog()))
 	if err != nil {
 		t.Errorf("clear the host: %v", err)
 		return

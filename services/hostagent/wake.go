@@ -309,8 +309,12 @@ func (m *making) hangUp(context.Context) error {
 
 // greet attaches to a guest and waits for its answer: only then it is ready.
 func (h *host) greet(ctx context.Context, ch driver.Channel) (*hostend.Conn, error) {
+	return h.greetWithin(ctx, ch, h.cfg.Hello)
+}
+
+func (h *host) greetWithin(ctx context.Context, ch driver.Channel, hello time.Duration) (*hostend.Conn, error) {
 	const op = "wait for the guest's hello"
-	ctx, cancel := context.WithTimeout(ctx, h.cfg.Hello)
+	ctx, cancel := context.WithTimeout(ctx, hello)
 	defer cancel()
 	pipe, err := hostend.OpenChannel(ctx, ch.Stdin, ch.Stdout, ch.Socket)
 	if err != nil {
