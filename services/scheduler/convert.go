@@ -94,11 +94,13 @@ func protoDuration(d time.Duration) *durationpb.Duration {
 }
 
 func limitsOf(l *corev1.Limits) core.Limits {
-	return core.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids(), DiskBytes: l.GetDiskBytes()}
+	return core.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids(), DiskBytes: l.GetDiskBytes(),
+		DiskBytesPerSecond: l.GetDiskBytesPerSecond(), DiskOpsPerSecond: l.GetDiskOpsPerSecond(), OpenFiles: l.GetOpenFiles()}
 }
 
 func protoLimits(l core.Limits) *corev1.Limits {
-	return &corev1.Limits{CpuMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, Pids: l.PIDs, DiskBytes: l.DiskBytes}
+	return &corev1.Limits{CpuMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, Pids: l.PIDs, DiskBytes: l.DiskBytes,
+		DiskBytesPerSecond: l.DiskBytesPerSecond, DiskOpsPerSecond: l.DiskOpsPerSecond, OpenFiles: l.OpenFiles}
 }
 
 func termsOf(t *corev1.Terms) core.Terms {
@@ -226,18 +228,21 @@ func answered(t core.Timing, total time.Duration) core.Timing {
 
 func manifestOf(m *corev1.Manifest) core.ManifestInfo {
 	return core.ManifestInfo{ID: m.GetId(), Parent: m.GetParent(), ImageDigest: m.GetImageDigest(), RestoredFrom: m.GetRestoredFrom(),
-		TakenAt: timeOf(m.GetTakenAt())}
+		TakenAt: timeOf(m.GetTakenAt()), VMWritten: m.GetVmWritten()}
 }
 
 func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
 	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(*s.Terms), Manifest: s.Manifest,
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
-		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.TellRestored(), Restore: snapshotWanted(s)}
+		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.TellRestored(), Restore: snapshotWanted(s),
+		VmWritten: vmWritten(s)}
 	if d, ok := ctx.Deadline(); ok {
 		req.Deadline = timestamppb.New(d)
 	}
 	return req
 }
+
+func vmWritten(s *core.Session) bool { return s.VM != corev1.Tier_TIER_UNSPECIFIED }
 
 func snapshotWanted(s *core.Session) string {
 	if s.Restore == nil {
@@ -264,7 +269,8 @@ func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 	out := &schedulerv1.SessionRecord{Session: sessionRef(s), State: s.State, Revision: s.Revision, Host: s.Host.String(),
 		Manifest: s.Manifest, Terms: protoTerms(*s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
 		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
-		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf), NewestHost: s.Newest.String()}
+		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf), NewestHost: s.Newest.String(),
+		VmWritten: vmWritten(s)}
 	if s.Wake != nil {
 		out.Waiting = s.Wake.Unplaced
 		if isHandoff(s) {

@@ -62,8 +62,9 @@ func afterWake(a Answer, ref Ref, maxTries int, c []Candidate) Entry {
 	if a.Err != nil {
 		f = *a.Err
 	}
-	again := a.Session.Wake != nil && a.Session.Wake.Attempt < maxTries && (f.Kind.Retry() || f.Kind == errkind.StaleEpoch)
-	return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: f, Retry: again, Candidates: c}}
+	vm := refusedVM(f) && !OwnKernel(a.Session.Terms.Tier) // the next try is in another tier
+	again := a.Session.Wake != nil && a.Session.Wake.Attempt < maxTries && (f.Kind.Retry() || f.Kind == errkind.StaleEpoch || vm)
+	return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: f, Retry: again, VMWritten: vm, Candidates: c}}
 }
 
 func afterSleep(s *Session, a Answer, ref Ref, c []Candidate) (Entry, bool) {

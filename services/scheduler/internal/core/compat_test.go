@@ -3,16 +3,22 @@ package core
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
 
-// TestLogOfFormat2 replays logs that the version before this one wrote: they
-// come to the very state that it wrote as a snapshot, events included.
-func TestLogOfFormat2(t *testing.T) {
-	logs, err := filepath.Glob("testdata/v2/*.log")
+// TestLogOfFormat2 replays logs that an older version wrote: they come to the
+// very state that it wrote as a snapshot, events included.
+func TestLogOfFormat2(t *testing.T) { replayFormat(t, 2) }
+
+// TestLogOfFormat3 does so with those of the version before this one.
+func TestLogOfFormat3(t *testing.T) { replayFormat(t, 3) }
+
+func replayFormat(t *testing.T, version int) {
+	logs, err := filepath.Glob(fmt.Sprintf("testdata/v%d/*.log", version))
 	if err != nil || len(logs) < 10 {
 		t.Fatalf("%d logs: %v", len(logs), err)
 	}
@@ -25,7 +31,7 @@ func TestLogOfFormat2(t *testing.T) {
 			s, index := NewState(), uint64(0)
 			for l := bufio.NewScanner(bytes.NewReader(raw)); l.Scan(); {
 				e, err := DecodeEntry(l.Bytes())
-				if err != nil || e.V != 2 {
+				if err != nil || e.V != version {
 					t.Fatalf("format %d, %v", e.V, err)
 				}
 				index++
@@ -71,7 +77,8 @@ func FuzzDecodeEntry(f *testing.F) {
 		}
 	}
 	for _, l := range []string{`{"v":3,"move":{"session":"s0","host":"host-0"}}`, `{"v":3,"remove_host":{"host":"host-0","lose_unsaved":true}}`,
-		`{"v":3,"host_lost":{"host":"host-0","boot":"boot-0"}}`, `{"v":3,"save":{"session":"a"}}`, `{"v":3,"cleared":{"session":"a"}}`} {
+		`{"v":3,"host_lost":{"host":"host-0","boot":"boot-0"}}`, `{"v":3,"save":{"session":"a"}}`, `{"v":3,"cleared":{"session":"a"}}`,
+		`{"v":4,"wake_failed":{"session":"s0","vm_written":true}}`} {
 		f.Add([]byte(l))
 	}
 	base, index := Fill(2, 4)

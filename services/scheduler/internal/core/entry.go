@@ -14,7 +14,7 @@ import (
 // EntryVersion is the newest format of entries that this code reads. An entry
 // is applied by the rules of its own format, so that a log that an older
 // version wrote comes to the state that it had then.
-const EntryVersion = 3
+const EntryVersion = 4
 
 // movesSince is the format since which a saved session may wake on another
 // host, and erased is told once all of them confirmed.
@@ -23,6 +23,10 @@ const movesSince = 2
 // handoffSince is the format since which what was awake on a lost host wakes
 // elsewhere from its last manifest.
 const handoffSince = 3
+
+// vmSince is the format since which a session whose disk a virtual machine
+// wrote wakes only in tiers with a kernel of their own.
+const vmSince = 4
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.
@@ -142,8 +146,10 @@ type Woke struct {
 // WakeFailed tells that the host could not; Retry asks for another placement.
 type WakeFailed struct {
 	Ref
-	Failure    Failure     `json:"failure"`
-	Retry      bool        `json:"retry,omitempty"`
+	Failure Failure `json:"failure"`
+	Retry   bool    `json:"retry,omitempty"`
+	// VMWritten: the host has the disk, and a virtual machine wrote it.
+	VMWritten  bool        `json:"vm_written,omitempty"`
 	Candidates []Candidate `json:"candidates,omitempty"`
 	Alive      []ids.Host  `json:"alive,omitempty"`
 }
@@ -171,6 +177,8 @@ type ManifestInfo struct {
 	RestoredFrom string `json:"restored_from,omitempty"`
 	// TakenAt is as of when the files are; 0: not known.
 	TakenAt Time `json:"taken,omitempty"`
+	// VMWritten: a virtual machine wrote the disk.
+	VMWritten bool `json:"vm_written,omitempty"`
 }
 
 // Restore has the next wake bring back an earlier snapshot; the head itself

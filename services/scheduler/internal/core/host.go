@@ -41,11 +41,12 @@ func (x *tx) join(h *Host) Outcome {
 // returns gives back what is waking elsewhere from an older disk.
 func (x *tx) returns(r *hostRec) {
 	for _, old := range x.s.where(func(s *Session) bool { return s.Newest == r.id && s.State == Waking && s.Host != r.id }) {
-		q := newQuery(x.s, old, old.Wake.Terms, x.v)
+		q := newQuery(x.s, old, x.raise(old, old.Wake.Terms), x.v)
 		if q.check(r) != fits {
 			continue
 		}
 		s := x.edit(old)
+		x.raiseWake(s)
 		w := *s.Wake
 		w.Attempt = 0
 		s.Wake = &w

@@ -83,6 +83,9 @@ func (x *tx) moveHead(s *Session, m ManifestInfo) *Outcome {
 		return &out
 	}
 	s.Manifest, s.Behind = m.ID, false
+	if m.VMWritten {
+		x.wroteVM(s, s.Terms.Tier)
+	}
 	if x.v >= handoffSince {
 		s.SavedAt = cmp.Or(m.TakenAt, x.now)
 	}

@@ -43,6 +43,11 @@ type Limits struct {
 	MemoryBytes uint64 `json:"mem,omitempty"`
 	PIDs        uint32 `json:"pids,omitempty"`
 	DiskBytes   uint64 `json:"disk,omitempty"`
+	// Of the disk's reads and writes together, each second, and open files of one process; 0: no bound of
+	// its own. They are not counted against hosts.
+	DiskBytesPerSecond uint64 `json:"disk_bps,omitempty"`
+	DiskOpsPerSecond   uint64 `json:"disk_ops,omitempty"`
+	OpenFiles          uint64 `json:"files,omitempty"`
 }
 
 // Snapshots says how often the disk of an awake session is saved, and how long
@@ -195,19 +200,22 @@ type Session struct {
 	// Rewound: Manifest brought a snapshot of then back, and no wake has said so yet.
 	Rewound Time `json:"rewound,omitempty"`
 	// SavedAt is as of when the files of Manifest are.
-	SavedAt      Time      `json:"saved,omitempty"`
-	Actor        Actor     `json:"actor"`
-	Terms        *Terms    `json:"terms"` // never nil, never changed
-	Wake         *Wake     `json:"wake,omitempty"`
-	Sleep        *Sleep    `json:"sleep,omitempty"`
-	Deletion     *Deletion `json:"deletion,omitempty"`
-	Pending      []Pending `json:"pending,omitempty"`
-	RestoredAsOf Time      `json:"restored,omitempty"`
-	LastWake     *Timing   `json:"last_wake,omitempty"` // its steps until it sleeps
-	Failure      *Failure  `json:"failure,omitempty"`
-	CreatedAt    Time      `json:"created"`
-	ChangedAt    Time      `json:"changed"`
-	RenewedAt    Time      `json:"renewed,omitempty"`
+	SavedAt Time `json:"saved,omitempty"`
+	// VM is the tier of the virtual machine that wrote the disk of this generation; unspecified: none did.
+	// It is never unset: no host mounts such a disk, and no weaker wall is between it and the session.
+	VM           corev1.Tier `json:"vm,omitempty"`
+	Actor        Actor       `json:"actor"`
+	Terms        *Terms      `json:"terms"` // never nil, never changed
+	Wake         *Wake       `json:"wake,omitempty"`
+	Sleep        *Sleep      `json:"sleep,omitempty"`
+	Deletion     *Deletion   `json:"deletion,omitempty"`
+	Pending      []Pending   `json:"pending,omitempty"`
+	RestoredAsOf Time        `json:"restored,omitempty"`
+	LastWake     *Timing     `json:"last_wake,omitempty"` // its steps until it sleeps
+	Failure      *Failure    `json:"failure,omitempty"`
+	CreatedAt    Time        `json:"created"`
+	ChangedAt    Time        `json:"changed"`
+	RenewedAt    Time        `json:"renewed,omitempty"`
 	// Last activity, as the host said when it refused a sleep.
 	BusySince Time `json:"busy,omitempty"`
 	// Leader time at which the end of retention was warned of, plus one; 0: never.

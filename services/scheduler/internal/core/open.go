@@ -162,16 +162,24 @@ func (x *tx) admit(s *Session, o *Open) (*Record, *Outcome) {
 	if out != nil {
 		return nil, out
 	}
-	w := &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: x.s.in.termsOf(&o.Terms)}
+	w := &Wake{Cause: o.Cause, Request: o.Request, Deadline: o.Deadline, Terms: x.raise(s, x.s.in.termsOf(&o.Terms))}
 	if s.Wake != nil && w.Deadline != 0 {
 		w.Deadline = max(w.Deadline, s.Wake.Deadline)
 	}
 	s.Wake = w
 	s.Actor = x.s.in.actor(o.Actor)
 	x.emit(s, Admitted, func(e *Event) {
-		e.Actor, e.Terms, e.Request, e.Cause, e.Name = &o.Actor, &o.Terms, o.Request, o.Cause, s.Name
+		e.Actor, e.Terms, e.Request, e.Cause, e.Name = &o.Actor, admitted(o, w), o.Request, o.Cause, s.Name
 	})
 	return r, nil
+}
+
+// admitted are the terms as they were asked for, but that a tier was raised.
+func admitted(o *Open, w *Wake) *Terms {
+	if w.Terms.Tier != o.Terms.Tier {
+		return w.Terms
+	}
+	return &o.Terms
 }
 
 func (x *tx) renew(s *Session, o *Open) Outcome {

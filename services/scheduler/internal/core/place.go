@@ -4,6 +4,7 @@ import "github.com/berth-dev/berth/schemas/ids"
 
 // place gives a waiting session a host and an epoch, or notes why it cannot.
 func (x *tx) place(s *Session, named []Candidate) {
+	x.raiseWake(s)
 	q := newQuery(x.s, s, s.Wake.Terms, x.v)
 	plan, sort := x.s.plan(&q, x.ordered(s, named))
 	if plan.Host == "" {

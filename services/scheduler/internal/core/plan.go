@@ -33,12 +33,13 @@ const (
 
 // Explain says what a wake of the session would get now.
 func (s *State) Explain(sess *Session, facts func(ids.Host) HostFacts) Plan {
-	t := sess.Terms
+	t := *sess.Terms
 	if sess.Wake != nil {
-		t = sess.Wake.Terms
+		t = *sess.Wake.Terms
 	}
-	q := newQuery(s, sess, t, EntryVersion)
-	p, _ := s.plan(&q, s.Rank(sess, *t, facts))
+	t = sess.Raised(t)
+	q := newQuery(s, sess, &t, EntryVersion)
+	p, _ := s.plan(&q, s.Rank(sess, t, facts))
 	return p
 }
 

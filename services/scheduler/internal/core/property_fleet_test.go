@@ -35,7 +35,7 @@ func (m *model) drawFleet(t *rapid.T, key ids.SessionKey, ref Ref, host ids.Host
 		{Drain: &Drain{Host: host, On: false}},
 		{HostLost: &HostLost{Host: host, Boot: boot}},
 		{HostLost: &HostLost{Host: host, Boot: boot, Until: m.now + 1}},
-		{Join: &Host{ID: host, Boot: "b3", Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: Limits{MemoryBytes: 1000}}},
+		{Join: &Host{ID: host, Boot: "b3", Tiers: allTiers, Capacity: Limits{MemoryBytes: 1000}}},
 		{RemoveHost: &RemoveHost{Host: host, LoseUnsaved: m.index%2 == 0}},
 	}).Draw(t, "fleet")
 }

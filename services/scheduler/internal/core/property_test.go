@@ -67,6 +67,7 @@ func (m *model) step(t *rapid.T) {
 	m.headsMoveWithReason(t, before, e)
 	m.unsavedFilesStay(t, before, e)
 	m.restoresAreSound(t)
+	m.machinesKeepTheirDisks(t, before)
 	m.unsavedIsNotForgotten(t, before, e)
 	m.oneOwnerPerEpoch(t)
 	m.leftIsSound(t)
@@ -90,6 +91,25 @@ func (m *model) step(t *rapid.T) {
 	}
 }
 
+var allTiers = []corev1.Tier{corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_MICROVM, corev1.Tier_TIER_KATA}
+
+// machinesKeepTheirDisks: a session whose disk a virtual machine wrote has or
+// waits for compute with a kernel of its own only, and that is never forgotten.
+func (m *model) machinesKeepTheirDisks(t *rapid.T, before *State) {
+	for _, s := range m.s.Sessions() {
+		old := before.Session(s.Key)
+		if old != nil && old.Generation == s.Generation && OwnKernel(old.VM) && s.VM != old.VM {
+			t.Fatalf("it is forgotten that a virtual machine wrote the disk: %+v", s)
+		}
+		if (s.State == Active || s.State == Sleeping) && OwnKernel(s.Terms.Tier) != OwnKernel(s.VM) {
+			t.Fatalf("written in %s, awake in %s", s.VM, s.Terms.Tier)
+		}
+		if OwnKernel(s.VM) && (s.holds() && s.State == Waking && !OwnKernel(s.Terms.Tier) || s.Wake != nil && !OwnKernel(s.Wake.Terms.Tier)) {
+			t.Fatalf("written in %s, wakes in %s: %+v", s.VM, s.Terms.Tier, s.Wake)
+		}
+	}
+}
+
 func (m *model) draw(t *rapid.T) Entry {
 	if steps := m.likely(); len(steps) > 0 && rapid.IntRange(0, 2).Draw(t, "likely") == 0 {
 		return rapid.SampledFrom(steps).Draw(t, "step")
@@ -107,10 +127,13 @@ func (m *model) draw(t *rapid.T) Entry {
 	if s := m.s.Session(key); s != nil && rapid.Bool().Draw(t, "right parent") {
 		man.Parent = s.Manifest
 	}
+	if s := m.s.Session(key); s != nil && OwnKernel(s.Terms.Tier) {
+		man.VMWritten = rapid.Bool().Draw(t, "vm")
+	}
 	hosts := rapid.SampledFrom([][]ids.Host{nil, {"h1"}, {"h2"}, {"h1", "h2"}, {"h1", "h2", "h3"}}).Draw(t, "hosts")
 	switch rapid.IntRange(0, 23).Draw(t, "verb") {
 	case 0, 1, 2, 3:
-		return Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: corev1.Tier_TIER_GVISOR, Idle: time.Second, Retention: time.Hour,
+		return Entry{Open: &Open{Actor: Actor{Tenant: "acme"}, Terms: Terms{Tier: rapid.SampledFrom(allTiers).Draw(t, "tier"), Idle: time.Second, Retention: time.Hour,
 			Limits: Limits{MemoryBytes: 400}, Ephemeral: key == "c", Plan: "p", MaxAwake: rapid.SampledFrom([]uint32{0, 1, 2}).Draw(t, "max awake")}, Request: req, Keys: keys, Candidates: named(alive...), Alive: alive,
 			StoredAt: m.now - Time(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "stored")), Deadline: m.now.Add(30 * time.Second)}}
 	case 4:
@@ -118,7 +141,7 @@ func (m *model) draw(t *rapid.T) Entry {
 	case 5, 6, 7:
 		return Entry{Woke: &Woke{Ref: ref, Origin: rapid.SampledFrom([]corev1.Origin{1, 2}).Draw(t, "origin")}}
 	case 8:
-		return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: Failure{rapid.SampledFrom([]errkind.Kind{errkind.Internal, errkind.NoCapacity}).Draw(t, "kind"), "x"}, Retry: rapid.Bool().Draw(t, "retry"), Candidates: named(alive...), Alive: alive}}
+		return Entry{WakeFailed: &WakeFailed{Ref: ref, Failure: Failure{rapid.SampledFrom([]errkind.Kind{errkind.Internal, errkind.NoCapacity}).Draw(t, "kind"), "x"}, Retry: rapid.Bool().Draw(t, "retry"), VMWritten: rapid.Bool().Draw(t, "vm"), Candidates: named(alive...), Alive: alive}}
 	case 9, 10:
 		return Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: keys, Request: req, Reason: rapid.SampledFrom([]string{"idle", "close", ReasonPause, ReasonDrain}).Draw(t, "reason"), Force: rapid.Bool().Draw(t, "force")}}
 	case 11, 12:
@@ -134,7 +157,7 @@ func (m *model) draw(t *rapid.T) Entry {
 	case 15:
 		return Entry{Removed: &Removed{Ref: ref, Erased: rapid.Bool().Draw(t, "erased"), Hosts: hosts}}
 	case 16:
-		return Entry{Join: &Host{ID: host, Boot: rapid.SampledFrom([]string{"b1", "b2"}).Draw(t, "boot"), Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: Limits{MemoryBytes: 1000}}}
+		return Entry{Join: &Host{ID: host, Boot: rapid.SampledFrom([]string{"b1", "b2"}).Draw(t, "boot"), Tiers: rapid.SampledFrom([][]corev1.Tier{allTiers, allTiers[:1], allTiers[1:]}).Draw(t, "tiers"), Capacity: Limits{MemoryBytes: 1000}}}
 	case 17, 18:
 		return m.drawCommit(t, key, ref, man)
 	case 19:

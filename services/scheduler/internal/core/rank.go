@@ -60,6 +60,7 @@ type ranker struct {
 // nil. It draws lots among equals by the session's key, so that sessions that
 // are placed at once spread out.
 func (s *State) Rank(sess *Session, t Terms, facts func(ids.Host) HostFacts) []Candidate {
+	t = sess.Raised(t)
 	k := ranker{s: s, q: newQuery(s, sess, &t, EntryVersion), facts: facts}
 	if sess != nil {
 		k.group, k.draw = s.groups[group{sess.Tenant, t.Plan}], fnv(string(sess.Key))

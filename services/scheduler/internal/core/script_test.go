@@ -193,7 +193,10 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 			Capacity: Limits{MemoryBytes: uint64(mem) << 20, CPUMillis: 2000, PIDs: uint32(a.num("pids")), DiskBytes: uint64(a.num("disk")) << 20}, CPUPercent: 400,
 			PIDsPercent: uint32(a.num("pids_percent")), DiskPercent: uint32(a.num("disk_percent"))}
 		if a.has("tier") {
-			h.Tiers = []corev1.Tier{corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(a["tier"])])}
+			h.Tiers = nil
+			for _, name := range a.list("tier") {
+				h.Tiers = append(h.Tiers, tierOf(name))
+			}
 		}
 		return Entry{Join: h}
 	case "open":
@@ -204,7 +207,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		o := corev1.Origin(corev1.Origin_value["ORIGIN_"+strings.ToUpper(a["origin"])])
 		return Entry{Woke: &Woke{Ref: m.ref(a), Origin: o, ImageDigest: a["image"], RestoredAsOf: m.at(a, "asof")}}
 	case "wake_failed":
-		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: failure(a), Retry: a.has("retry"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
+		return Entry{WakeFailed: &WakeFailed{Ref: m.ref(a), Failure: failure(a), Retry: a.has("retry"), VMWritten: a.has("vm"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "sleep":
 		c := &SleepCmd{Tenant: tenant(a), Keys: a.keys(), Reason: a["reason"], Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), IdleSince: m.at(a, "idle_since"), Force: a.has("force")}
 		if a.has("epoch") {
@@ -240,7 +243,7 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	case "exited":
 		return Entry{Exited: &Exited{Ref: m.ref(a), Host: ids.Host(a["host"]), Reason: cmp.Or(words(a["why"]), "killed from outside"), Candidates: a.candidates(), Alive: a.hosts("alive")}}
 	case "manifest":
-		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Sealed: a["snapshot"] == "", Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"], TakenAt: m.at(a, "taken")}}}
+		return Entry{Manifest: &ManifestCmd{Ref: m.ref(a), Host: ids.Host(a["host"]), Sealed: a["snapshot"] == "", Manifest: ManifestInfo{ID: a["id"], Parent: a["parent"], RestoredFrom: a["from"], ImageDigest: a["image"], TakenAt: m.at(a, "taken"), VMWritten: a.has("vm")}}}
 	case "restore":
 		r := &Restore{Tenant: tenant(a), Session: a.keys()[0], Generation: m.ref(a).Generation, Head: a["head"], Snapshot: a["snapshot"], AsOf: m.at(a, "asof")}
 		if s := m.s.Session(a.keys()[0]); s != nil && !a.has("head") {
@@ -272,6 +275,10 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 	return Entry{}
 }
 
+func tierOf(name string) corev1.Tier {
+	return corev1.Tier(corev1.Tier_value["TIER_"+strings.ToUpper(name)])
+}
+
 // words are written with underscores in a script.
 func words(s string) string { return strings.ReplaceAll(s, "_", " ") }
 
@@ -299,6 +306,9 @@ func (m *stage) open(a args) *Open {
 			Idle: 15 * time.Minute, Retention: 720 * time.Hour, Ephemeral: a.has("ephemeral"), Plan: a["plan"], MaxAwake: uint32(a.num("max_awake")), Zones: a.list("zones")},
 		Request: ids.RequestID(a["req"]), Hash: []byte(a["hash"]), StoredAt: Time(m.now), Deadline: Time(m.now + time.Minute),
 		Keys: a.keys(), Candidates: a.candidates(), Alive: a.hosts("alive"), Name: "default"}
+	if a.has("tier") {
+		o.Terms.Tier, o.Terms.TierReason = tierOf(a["tier"]), words(a["because"])
+	}
 	if a.has("stored") {
 		o.StoredAt = m.at(a, "stored")
 	}
@@ -334,6 +344,9 @@ func (m *stage) trace(out Outcome, before uint64, a args) string {
 		}
 		if e.Reason != "" {
 			fmt.Fprintf(&b, " (%s)", e.Reason)
+		}
+		if e.Kind == Admitted && e.Terms.TierReason != "" {
+			fmt.Fprintf(&b, " in %s (%s)", tierName(e.Terms), e.Terms.TierReason)
 		}
 		if e.Handoff {
 			b.WriteString(" handoff")
@@ -416,6 +429,9 @@ func (m *stage) show(k ids.SessionKey) string {
 	}
 	if s.Behind {
 		b.WriteString(" behind")
+	}
+	if s.VM != 0 {
+		fmt.Fprintf(&b, " written in %s, is in %s", tierName(&Terms{Tier: s.VM}), tierName(s.Terms))
 	}
 	for _, l := range s.Left {
 		fmt.Fprintf(&b, " left %s on %s", l.Epoch, l.Host)

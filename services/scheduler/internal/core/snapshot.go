@@ -12,7 +12,7 @@ import (
 )
 
 // SnapshotVersion is the newest format of snapshots that this code reads.
-const SnapshotVersion = 3
+const SnapshotVersion = 4
 
 // header is the first line of a snapshot.
 type header struct {

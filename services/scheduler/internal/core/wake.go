@@ -49,6 +49,9 @@ func (x *tx) arrive(s *Session, w *Woke) {
 	older := s.Behind || s.Dirty && s.Newest != s.Host // than what it once had
 	s.LastActive, s.NeedsStop, s.Behind = s.Epoch, false, false
 	s.unsaved(false)
+	if OwnKernel(s.Terms.Tier) {
+		x.wroteVM(s, s.Terms.Tier)
+	}
 	s.Origin, s.RestoredAsOf, s.LastWake = w.Origin, w.RestoredAsOf, nil
 	if w.Timing.Total != 0 || len(w.Timing.Steps) > 0 {
 		s.LastWake = &w.Timing
@@ -76,6 +79,9 @@ func (x *tx) wakeFailed(w *WakeFailed) Outcome {
 		return refuse(errkind.StaleEpoch, "session %s is no longer waking", w.Session)
 	}
 	s := x.edit(old)
+	if w.VMWritten && x.v >= vmSince {
+		x.wroteVM(s, s.Terms.Tier)
+	}
 	if w.Retry && (s.Wake.Deadline == 0 || x.now < s.Wake.Deadline) {
 		if w.Failure.Kind == errkind.NoCapacity && x.v >= movesSince {
 			x.avoid, x.nothing = s.Host, true
