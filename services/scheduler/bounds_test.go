@@ -22,6 +22,9 @@ func TestLongWordsOfAHostAreCutAtACharacter(t *testing.T) {
 	w := newWorld(t, nil)
 	h := newFakeHost(t, w, "b1")
 	h.load = &schedulerv1.HostLoad{Unhealthy: "a" + strings.Repeat("é", maxReason)}
+	for range 2 * maxTiers {
+		h.load.Tiers = append(h.load.Tiers, &corev1.TierFact{Tier: corev1.Tier_TIER_MICROVM, Accel: "tcg", Absent: "a" + strings.Repeat("é", maxReason), NotHeld: []string{"disk_io"}})
+	}
 	h.join(t)
 	r, err := bus.Invoke[*schedulerv1.HostsReply](bustest.Context(t), w.op, "scheduler", "hosts", &schedulerv1.HostsRequest{})
 	if err != nil {
@@ -29,6 +32,14 @@ func TestLongWordsOfAHostAreCutAtACharacter(t *testing.T) {
 	}
 	if said := r.GetHosts()[0].GetUnhealthy(); !strings.HasPrefix(said, "aé") || len(said) > maxReason {
 		t.Errorf("unhealthy: %q", said)
+	}
+	facts := r.GetHosts()[0].GetTierFacts()
+	if len(facts) != maxTiers {
+		t.Fatalf("%d facts of tiers", len(facts))
+	}
+	f := facts[0]
+	if f.GetTier() != corev1.Tier_TIER_MICROVM || f.GetAccel() != "tcg" || len(f.GetAbsent()) > maxReason || !strings.HasPrefix(f.GetAbsent(), "aé") || len(f.GetNotHeld()) != 1 {
+		t.Errorf("a tier: %v", f)
 	}
 }
 

@@ -316,6 +316,7 @@ func (l *leader) host(st *core.State, h *core.Host) *schedulerv1.HostRecord {
 	if held, ok := l.leases.of(h.ID); ok && !h.Lost {
 		out.Alive, out.LeaseLeft = true, durationpb.New(max(time.Until(held.until)-l.cfg.LeaseDrift, 0))
 		out.Unhealthy = cmp.Or(held.load.unhealthy, l.leases.sick(h.ID))
+		out.TierFacts = held.load.tiers // never changed once said
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
@@ -38,6 +39,7 @@ type load struct {
 	images    map[string]bool
 	warm      map[string]uint32
 	unhealthy string
+	tiers     []*corev1.TierFact
 }
 
 // health of a host as its wakes show it.
@@ -51,6 +53,8 @@ type health struct {
 const (
 	maxLoad   = 256
 	maxReason = 200
+	// maxTiers bounds the tiers that a host may tell of, and the limits of one.
+	maxTiers = 16
 	// sickAfter wakes that failed in a row a host comes last in rank for a while.
 	sickAfter = 3
 	sickMin   = 30 * time.Second
@@ -137,6 +141,9 @@ func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (bette
 			n.warm[template] = count
 		}
 	}
+	for _, f := range said.GetTiers()[:min(len(said.GetTiers()), maxTiers)] {
+		n.tiers = append(n.tiers, boundedFact(f))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cur, ok := l.held[h]
@@ -147,6 +154,15 @@ func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (bette
 	cur.load = n
 	l.held[h] = cur
 	return better
+}
+
+// boundedFact is a copy that is no longer than what a host may say.
+func boundedFact(f *corev1.TierFact) *corev1.TierFact {
+	out := &corev1.TierFact{Tier: f.GetTier(), Accel: cut(f.GetAccel(), maxID), Absent: cut(f.GetAbsent(), maxReason)}
+	for _, l := range f.GetNotHeld()[:min(len(f.GetNotHeld()), maxTiers)] {
+		out.NotHeld = append(out.NotHeld, cut(l, maxID))
+	}
+	return out
 }
 
 // facts are what placement may know of a host.
