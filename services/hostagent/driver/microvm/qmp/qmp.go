@@ -11,9 +11,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // MaxLine bounds one line of QEMU's.
@@ -51,7 +54,7 @@ type message struct {
 
 // Client is one connection to a monitor, which serves one at a time. It is safe for concurrent use.
 type Client struct {
-	conn net.Conn
+	conn *net.UnixConn
 	in   *bufio.Reader
 	tell func(Event)
 	done chan struct{}
@@ -65,10 +68,11 @@ type Client struct {
 // Dial connects to the monitor's socket and waits for its greeting. tell is called for each event, in
 // order, and must not wait for a call of this client.
 func Dial(ctx context.Context, socket string, tell func(Event)) (*Client, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	any, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the monitor: %w", err)
 	}
+	conn := any.(*net.UnixConn)
 	c := &Client{conn: conn, in: bufio.NewReaderSize(conn, 4<<10), tell: tell, done: make(chan struct{}), wait: map[string]chan message{}}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	first, err := readMessage(c.in)
@@ -161,9 +165,18 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 // Call runs one command. args and out may be nil. A refusal is an *Error; an error that matches
 // ErrClosed or the context's leaves open whether it was done.
 func (c *Client) Call(ctx context.Context, command string, args, out any) error {
+	return c.run(ctx, command, args, out, nil)
+}
+
+// Give hands a file to QEMU, which other commands name as "fd:NAME".
+func (c *Client) Give(ctx context.Context, name string, f *os.File) error {
+	return c.run(ctx, "getfd", map[string]any{"fdname": name}, nil, f)
+}
+
+func (c *Client) run(ctx context.Context, command string, args, out any, f *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	m, err := c.call(ctx, command, args)
+	m, err := c.call(ctx, command, args, f)
 	if err == nil && m.Error != nil {
 		err = m.Error
 	}
@@ -176,7 +189,7 @@ func (c *Client) Call(ctx context.Context, command string, args, out any) error 
 	return nil
 }
 
-func (c *Client) call(ctx context.Context, command string, args any) (message, error) {
+func (c *Client) call(ctx context.Context, command string, args any, f *os.File) (message, error) {
 	ch := make(chan message, 1)
 	c.mu.Lock()
 	if c.ended != nil {
@@ -195,7 +208,11 @@ func (c *Client) call(ctx context.Context, command string, args any) (message, e
 	if err == nil {
 		deadline, _ := ctx.Deadline()
 		_ = c.conn.SetWriteDeadline(deadline)
-		_, err = c.conn.Write(append(line, '\n'))
+		var rights []byte
+		if f != nil {
+			rights = unix.UnixRights(int(f.Fd()))
+		}
+		_, _, err = c.conn.WriteMsgUnix(append(line, '\n'), rights, nil)
 	}
 	c.mu.Unlock()
 	if err != nil {

@@ -1,0 +1,161 @@
+//go:build linux
+
+package microvm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
+)
+
+// floodPause is what a machine waits for each message that nobody asked for: it cannot keep the host
+// busy with reading.
+const floodPause = 20 * time.Millisecond
+
+// errNoAnswer says that the connection ended before the machine answered.
+var errNoAnswer = errors.New("the machine did not answer")
+
+// control is one connection to a machine's control port. What comes over it is the word of a guest:
+// it can claim only things about itself.
+type control struct {
+	conn  net.Conn
+	event func(vmwire.Event)
+	done  chan struct{}
+
+	mu   sync.Mutex
+	wait map[string]chan vmwire.Message // by nonce or id
+}
+
+// dialControl connects to the port. event is called for each event, in order.
+func dialControl(ctx context.Context, room string, event func(vmwire.Event)) (*control, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(room, sockControl))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the machine: %w", err)
+	}
+	c := &control{conn: conn, event: event, done: make(chan struct{}), wait: map[string]chan vmwire.Message{}}
+	go c.read()
+	return c, nil
+}
+
+func (c *control) close() { _ = c.conn.Close() }
+
+func (c *control) read() {
+	defer close(c.done)
+	defer c.close()
+	in := vmwire.NewReader(c.conn)
+	for {
+		m, err := in.Next()
+		if err != nil && !errors.Is(err, vmwire.ErrMessage) && !errors.Is(err, vmwire.ErrTooLong) {
+			return
+		}
+		if err == nil && c.take(m) {
+			continue
+		}
+		time.Sleep(floodPause)
+	}
+}
+
+// take hands a message to who waits for it; false if nobody does.
+func (c *control) take(m vmwire.Message) bool {
+	var key string
+	switch m.Type {
+	case vmwire.TypeReady:
+		key = m.Ready.Nonce
+	case vmwire.TypeAnswer:
+		key = m.Answer.ID
+	case vmwire.TypeDone:
+		key = m.Done.ID
+	case vmwire.TypeEvent:
+		if c.event != nil {
+			c.event(*m.Event)
+		}
+		return false
+	}
+	c.mu.Lock()
+	ch := c.wait[key]
+	delete(c.wait, key)
+	c.mu.Unlock()
+	if ch == nil {
+		return false
+	}
+	ch <- m
+	return true
+}
+
+// ask sends a message and waits for the one that bears its key.
+func (c *control) ask(ctx context.Context, key string, m vmwire.Message, want vmwire.Type) (vmwire.Message, error) {
+	line, err := vmwire.Encode(m)
+	if err != nil {
+		return vmwire.Message{}, err
+	}
+	ch := make(chan vmwire.Message, 1)
+	c.mu.Lock()
+	c.wait[key] = ch
+	deadline, _ := ctx.Deadline()
+	_ = c.conn.SetWriteDeadline(deadline)
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.wait, key)
+		c.mu.Unlock()
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetWriteDeadline(time.Unix(1, 0)) })
+	_, err = c.conn.Write(line)
+	if !stop() {
+		return vmwire.Message{}, fmt.Errorf("%w: %w", errNoAnswer, ctx.Err())
+	}
+	if err != nil {
+		c.close() // half a line may be out
+		return vmwire.Message{}, fmt.Errorf("%w: %w", errNoAnswer, err)
+	}
+	select {
+	case got := <-ch:
+		if got.Type != want {
+			return got, fmt.Errorf("the machine answers %s with %s", m.Type, got.Type)
+		}
+		return got, nil
+	case <-c.done:
+		return vmwire.Message{}, errNoAnswer
+	case <-ctx.Done():
+		return vmwire.Message{}, fmt.Errorf("%w: %w", errNoAnswer, ctx.Err())
+	}
+}
+
+// hello waits until the machine's first process is ready. It asks again and again: what was said
+// before the guest opened its port is gone.
+func (c *control) hello(ctx context.Context) (vmwire.Ready, error) {
+	for {
+		nonce := newID()
+		one, cancel := context.WithTimeout(ctx, helloEvery)
+		m, err := c.ask(one, nonce, vmwire.Message{Type: vmwire.TypeHello,
+			Hello: &vmwire.Hello{Min: vmwire.MinVersion, Max: vmwire.MaxVersion, Nonce: nonce}}, vmwire.TypeReady)
+		cancel()
+		if err == nil {
+			return *m.Ready, nil
+		}
+		select {
+		case <-ctx.Done():
+			return vmwire.Ready{}, err
+		case <-c.done:
+			return vmwire.Ready{}, err
+		default:
+		}
+	}
+}
+
+const helloEvery = 2 * time.Second
+
+// newID names a request.
+func newID() string {
+	b := make([]byte, 12)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}

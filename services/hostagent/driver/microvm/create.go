@@ -1,0 +1,270 @@
+//go:build linux
+
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/microvm/jail"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// making is one Create.
+type making struct {
+	d         *Driver
+	spec      driver.Spec
+	id        ids.SandboxID
+	rec       record
+	shape     shape
+	diskBytes uint64
+	tpl       *template // nil: the machine boots
+	said      *os.File
+	state     *os.File // the template's, for this clone
+	restored  bool
+}
+
+// Create implements driver.Driver.
+func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {
+	const op = "create sandbox"
+	if err := spec.Check(d.Capabilities()); err != nil {
+		return driver.Sandbox{}, err
+	}
+	id := spec.ID()
+	defer d.lock(id)()
+	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
+		return sb, fail(op, id, err)
+	}
+	m := &making{d: d, spec: spec, id: id}
+	if err := m.look(); err != nil {
+		return driver.Sandbox{}, errs.E(op, errkind.Invalid, string(id), err)
+	}
+	var err error
+	if m.rec, err = d.claim(spec); err != nil {
+		return driver.Sandbox{}, err
+	}
+	times, err := d.run.Run(ctx, m.table())
+	m.closeState()
+	if err = m.explain(err); err != nil {
+		d.hold(id, nil) // what is left goes on without us
+		if len(d.parts(id)) == 0 {
+			d.forget(id)
+		}
+		return driver.Sandbox{}, fail(op, id, err)
+	}
+	sb := d.sandbox(id, m.rec)
+	sb.Steps = times
+	return sb, nil
+}
+
+// look judges the two files before anything is made.
+func (m *making) look() error {
+	var err error
+	if m.shape, err = m.d.shapeOf(m.spec.Image, m.spec.Limits); err != nil {
+		return err
+	}
+	st, err := os.Lstat(m.spec.DiskImage)
+	if err != nil {
+		return fmt.Errorf("disk image: %w", err)
+	}
+	if !st.Mode().IsRegular() || st.Size() == 0 || st.Size()%512 != 0 {
+		return errors.New("the disk image is no file of whole sectors")
+	}
+	m.diskBytes = uint64(st.Size())
+	return nil
+}
+
+func (m *making) closeState() {
+	if m.state != nil {
+		_ = m.state.Close()
+		m.state = nil
+	}
+}
+
+// explain adds what QEMU said about a failure.
+func (m *making) explain(err error) error {
+	if m.said == nil {
+		return err
+	}
+	defer m.said.Close()
+	if text := jail.Said(m.said); err != nil && text != "" {
+		return fmt.Errorf("%w (QEMU: %s)", err, text)
+	}
+	return err
+}
+
+// running returns the sandbox if it runs, the zero one if nothing of it exists; what is half-made or
+// has ended is removed first.
+func (d *Driver) running(ctx context.Context, id ids.SandboxID) (driver.Sandbox, error) {
+	d.mu.Lock()
+	rec, known := d.known[id]
+	d.mu.Unlock()
+	if !known {
+		if len(d.parts(id)) == 0 {
+			return driver.Sandbox{}, nil
+		}
+		return driver.Sandbox{}, d.remove(ctx, id)
+	}
+	if d.state(ctx, id, rec) != driver.Running {
+		return driver.Sandbox{}, d.remove(ctx, id)
+	}
+	return d.sandbox(id, rec), nil
+}
+
+func (d *Driver) sandbox(id ids.SandboxID, r record) driver.Sandbox {
+	return driver.Sandbox{
+		ID: id, Session: r.Session, Generation: r.Generation, Epoch: r.Epoch, Tier: driver.MicroVM,
+		Channel: d.channel(id), Cgroup: d.cgroupOf(id), PID: r.QEMU.PID,
+	}
+}
+
+// table lists the steps of a Create. The undo of all of them is that of the first: what removes a
+// sandbox removes a part of one.
+func (m *making) table() steps.Table {
+	first := steps.Step{
+		Name: "sandbox.record", Do: func(context.Context) error { return m.save() },
+		Undo: func(ctx context.Context) error { return m.d.remove(ctx, m.id) },
+	}
+	return steps.Table{
+		{first},
+		{{Name: "sandbox.cgroup", Do: m.makeCgroup}, {Name: "sandbox.template", Do: m.template}},
+		{{Name: "sandbox.machine", Do: m.start}},
+		{{Name: "sandbox.restore", Do: m.restore}},
+		{{Name: "sandbox.personalise", Do: m.personalise}},
+		{{Name: "sandbox.ready", Do: m.ready}},
+	}
+}
+
+// save writes the record as it is now.
+func (m *making) save() error {
+	m.d.mu.Lock()
+	m.d.known[m.id] = m.rec
+	m.d.mu.Unlock()
+	return m.rec.write(m.d.folder(m.id))
+}
+
+func (m *making) ready(context.Context) error {
+	m.rec.Ready = true
+	if err := m.save(); err != nil {
+		return err
+	}
+	m.d.files.follow(m.id, m.rec.RunDir)
+	return nil
+}
+
+func (m *making) makeCgroup(context.Context) error {
+	return m.d.cgroup.Create(m.d.cgroupOf(m.id), m.d.limitsOf(m.shape.Memory, m.spec.Limits.CPUMillis))
+}
+
+// template finds or makes the template. Without one the machine boots.
+func (m *making) template(ctx context.Context) error {
+	if m.d.cfg.NoTemplates {
+		return nil
+	}
+	var err error
+	if m.tpl, err = m.d.templates.get(ctx, m.shape); err != nil && ctx.Err() == nil {
+		m.tpl = nil
+		return nil // it was logged when it failed
+	}
+	return err
+}
+
+// start starts the sandbox's QEMU: as a copy of the template that waits to be restored, or booting.
+func (m *making) start(ctx context.Context) error {
+	if m.rec.QEMU.Lives() {
+		return nil
+	}
+	d := m.d
+	listeners, err := listen(d.room(m.id))
+	if err != nil {
+		return err
+	}
+	b := &build{name: string(m.id), shape: m.shape}
+	for _, f := range listeners {
+		b.close = append(b.close, f)
+	}
+	if err := m.fill(b, listeners); err != nil {
+		b.done()
+		return err
+	}
+	if m.said != nil {
+		_ = m.said.Close()
+	}
+	m.rec.QEMU, m.said, err = d.launch(ctx, b, m.rec.User, d.cgroupOf(m.id))
+	if err != nil {
+		return err
+	}
+	if err := m.save(); err != nil {
+		return err
+	}
+	d.hold(m.id, newVM(string(m.id), d.room(m.id), m.rec.QEMU, d.news(m.id)))
+	return nil
+}
+
+// fill is the whole command line.
+func (m *making) fill(b *build, listeners map[string]*os.File) error {
+	b.base(m.d.kernel)
+	if m.tpl != nil {
+		memory, state, err := m.d.templates.open(m.tpl)
+		if err != nil {
+			return fmt.Errorf("open template: %w", err)
+		}
+		b.close = append(b.close, memory)
+		m.closeState()
+		m.state = state
+		b.memory(memory, false)
+		b.add("-incoming", "defer")
+	} else {
+		b.memory(nil, false)
+	}
+	b.ports(listeners)
+	root, err := b.open(m.spec.Image.Block, unix.O_RDONLY)
+	if err != nil {
+		return fmt.Errorf("root image: %w", err)
+	}
+	disk, err := b.open(m.spec.DiskImage, unix.O_RDWR)
+	if err != nil {
+		return fmt.Errorf("disk image: %w", err)
+	}
+	b.disks(root, disk, m.spec.Limits)
+	b.network()
+	return nil
+}
+
+// restore makes a copy of the template run, with the disk as large as it is.
+func (m *making) restore(ctx context.Context) error {
+	v := m.d.vmOf(m.id)
+	if m.tpl == nil || v == nil || m.restored {
+		return nil
+	}
+	if err := v.call(ctx, "migrate-set-capabilities", ignoreShared, nil); err != nil {
+		return err
+	}
+	if err := v.move(ctx, "migrate-incoming", m.state); err != nil {
+		return err
+	}
+	if err := v.migrated(ctx); err != nil {
+		return err
+	}
+	if err := v.resize(ctx, m.diskBytes); err != nil {
+		return err
+	}
+	if err := v.call(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	m.restored = true
+	return nil
+}
+
+// resize tells the guest's disk driver how large the disk is.
+func (v *vm) resize(ctx context.Context, bytes uint64) error {
+	return v.call(ctx, "block_resize", map[string]any{"node-name": nodeDisk, "size": bytes}, nil)
+}

@@ -1,0 +1,179 @@
+//go:build linux
+
+package microvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/driver/microvm/jail"
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
+)
+
+// Names of what a helper machine makes begin with one of these, and no sandbox's id has a dot.
+const (
+	templatePrefix = "template."
+	probePrefix    = "probe."
+)
+
+const helperMillis = 2000 // of CPU
+
+// helper is a machine that is nobody's: the probe's, or one that becomes a template.
+type helper struct {
+	d    *Driver
+	name string
+	user int
+	vm   *vm
+	said *os.File
+	took time.Duration // until the hello
+}
+
+func (h *helper) room() string   { return filepath.Join(h.d.cfg.Run, h.name) }
+func (h *helper) cgroup() string { return filepath.Join(h.d.cfg.Cgroup, h.name) }
+
+// boot starts a helper machine and waits for the hello of its guest. memory may be nil.
+// After an error nothing is left.
+func (d *Driver) boot(ctx context.Context, prefix string, s shape, memory *os.File) (h *helper, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.BootTime)
+	defer cancel()
+	h = &helper{d: d, name: prefix + newID()[:20], user: -1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(h.explain(err), h.remove())
+		}
+	}()
+	began := time.Now()
+	if h.user, err = d.users.take(); err != nil {
+		return h, err
+	}
+	if err = d.cgroup.Create(h.cgroup(), d.limitsOf(s.Memory, helperMillis)); err != nil {
+		return h, err
+	}
+	listeners, err := listen(h.room())
+	if err != nil {
+		return h, err
+	}
+	b := &build{name: h.name, shape: s}
+	for _, f := range listeners {
+		b.close = append(b.close, f)
+	}
+	b.base(d.kernel)
+	b.memory(memory, true)
+	b.ports(listeners)
+	b.placeholders()
+	b.network()
+	var p jail.Process
+	if p, h.said, err = d.launch(ctx, b, h.user, h.cgroup()); err != nil {
+		return h, err
+	}
+	h.vm = newVM(h.name, h.room(), p, nil)
+	c, err := h.vm.guest(ctx)
+	if err != nil {
+		return h, err
+	}
+	ready, err := c.hello(ctx)
+	if err != nil {
+		return h, err
+	}
+	if _, err = vmwire.Negotiate(ready.Min, ready.Max); err != nil {
+		return h, err
+	}
+	h.took = time.Since(began)
+	return h, nil
+}
+
+// explain adds what QEMU said.
+func (h *helper) explain(err error) error {
+	if h.said == nil {
+		return err
+	}
+	if text := jail.Said(h.said); text != "" {
+		return fmt.Errorf("%w (QEMU: %s)", err, text)
+	}
+	return err
+}
+
+// remove ends a helper. Idempotent.
+func (h *helper) remove() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if h.vm != nil {
+		h.vm.close()
+		h.vm = nil
+	}
+	if h.said != nil {
+		_ = h.said.Close()
+		h.said = nil
+	}
+	err := h.d.cgroup.Stop(ctx, h.cgroup())
+	if err == nil {
+		err = h.d.cgroup.Remove(ctx, h.cgroup())
+	}
+	err = errors.Join(err, removeRoom(h.room()))
+	if err == nil && h.user >= 0 {
+		h.d.users.give(h.user)
+	}
+	return err
+}
+
+// sweepHelpers removes the helpers that an earlier process left.
+func (d *Driver) sweepHelpers() {
+	names := d.cgroup.Children(d.cfg.Cgroup)
+	entries, _ := os.ReadDir(d.cfg.Run)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, templatePrefix) || strings.HasPrefix(name, probePrefix) {
+			h := &helper{d: d, name: name, user: -1}
+			if err := h.remove(); err != nil {
+				d.log.Warn("a machine of an earlier process is left", "name", name, "err", err)
+			}
+		}
+	}
+}
+
+// removeRoom removes the sockets and their folder. Idempotent.
+func removeRoom(room string) error {
+	for _, name := range append(sockets, "") {
+		if err := removeEmpty(filepath.Join(room, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memfd makes a file in memory that can be sealed.
+func memfd(name string, size int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if err := f.Truncate(size); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	return f, nil
+}
+
+// seal makes a file in memory what it is for ever. It fails while somebody can still write to it.
+func seal(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	if err != nil {
+		return fmt.Errorf("seal a template: %w", err)
+	}
+	return nil
+}
+
+// reopen opens a file in memory again, with a position of its own.
+func reopen(f *os.File, flags int) (*os.File, error) {
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), flags, 0)
+}

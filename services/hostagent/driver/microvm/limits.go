@@ -1,0 +1,155 @@
+//go:build linux
+
+package microvm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
+)
+
+const (
+	// monitorTime is what QEMU gets to obey.
+	monitorTime = 5 * time.Second
+	// growTime is what a guest gets to grow its file system.
+	growTime = 60 * time.Second
+)
+
+// Stats implements driver.Meter: what QEMU uses, by the host's own account.
+func (d *Driver) Stats(_ context.Context, id ids.SandboxID) (driver.Stats, error) {
+	const op = "read usage"
+	if _, err := d.mustRun(op, id); err != nil {
+		return driver.Stats{}, err
+	}
+	s, err := d.cgroup.Stats(d.cgroupOf(id))
+	if err != nil {
+		return driver.Stats{}, errs.E(op, errkind.NotFound, string(id), err)
+	}
+	out := driver.Stats{CPU: s.CPU, MemoryBytes: s.MemoryBytes, Processes: s.Processes, OOMKills: s.OOMKills}
+	if v := d.vmOf(id); v != nil {
+		out.OOMKills += v.ooms()
+	}
+	return out, nil
+}
+
+// Freeze implements driver.Freezer: the machine stops, and its disk holds what it had written. A QEMU
+// that does not obey is frozen from outside.
+func (d *Driver) Freeze(ctx context.Context, id ids.SandboxID) error {
+	const op = "freeze sandbox"
+	defer d.lock(id)()
+	if _, err := d.mustRun(op, id); err != nil {
+		return err
+	}
+	one, cancel := context.WithTimeout(ctx, monitorTime)
+	defer cancel()
+	if v := d.vmOf(id); v != nil && v.call(one, "stop", nil, nil) == nil {
+		return nil
+	}
+	return fail(op, id, d.cgroup.Freeze(ctx, d.cgroupOf(id), true))
+}
+
+// Thaw implements driver.Freezer.
+func (d *Driver) Thaw(ctx context.Context, id ids.SandboxID) error {
+	const op = "thaw sandbox"
+	defer d.lock(id)()
+	if _, err := d.mustRun(op, id); err != nil {
+		return err
+	}
+	if err := d.cgroup.Freeze(ctx, d.cgroupOf(id), false); err != nil {
+		return fail(op, id, err)
+	}
+	v := d.vmOf(id)
+	if v == nil {
+		return fail(op, id, errEnded)
+	}
+	ctx, cancel := context.WithTimeout(ctx, monitorTime)
+	defer cancel()
+	return unavailable(op, id, v.call(ctx, "cont", nil, nil))
+}
+
+// Resize implements driver.Resizer: processor and disk, while it runs.
+func (d *Driver) Resize(ctx context.Context, id ids.SandboxID, l driver.Limits) error {
+	const op = "resize sandbox"
+	defer d.lock(id)()
+	r, err := d.mustRun(op, id)
+	if err != nil {
+		return err
+	}
+	was := r.Limits
+	switch {
+	case l.MemoryBytes != was.MemoryBytes:
+		return errs.E(op, errkind.Unimplemented, string(id), "a machine keeps the memory that it began with: give it another at its next wake")
+	case l.PIDs != was.PIDs || l.OpenFiles != was.OpenFiles:
+		return errs.E(op, errkind.Unimplemented, string(id), "a machine keeps the limits inside that it began with: give it others at its next wake")
+	case l.CPUMillis < driver.MinCPU:
+		return errs.Errorf(op, errkind.Invalid, "at least %d/1000 of a core are needed", driver.MinCPU)
+	case (l.CPUMillis+999)/1000 > max(1, (was.CPUMillis+999)/1000) && l.CPUMillis > was.CPUMillis:
+		return errs.Errorf(op, errkind.Unimplemented, "the machine began with %d processors: more are to be had at its next wake", max(1, (was.CPUMillis+999)/1000))
+	}
+	v := d.vmOf(id)
+	if v == nil {
+		return fail(op, id, errEnded)
+	}
+	ctx, cancel := context.WithTimeout(ctx, monitorTime)
+	defer cancel()
+	set := func(l driver.Limits) error {
+		return v.call(ctx, "qom-set", map[string]any{"path": qomThrottle, "property": "limits", "value": ioLimits(l)}, nil)
+	}
+	if err := set(l); err != nil {
+		return unavailable(op, id, err)
+	}
+	// The cgroup is QEMU's: its memory and number of threads stay.
+	if err := d.cgroup.Create(d.cgroupOf(id), d.limitsOf(l.MemoryBytes/memoryStep*memoryStep, l.CPUMillis)); err != nil {
+		return fail(op, id, errors.Join(err, set(was)))
+	}
+	r.Limits = l
+	d.mu.Lock()
+	d.known[id] = r
+	d.mu.Unlock()
+	return fail(op, id, r.write(d.folder(id)))
+}
+
+// ResizeDisk implements driver.DiskResizer: the disk, then the file system on it.
+func (d *Driver) ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64) error {
+	const op = "resize disk"
+	defer d.lock(id)()
+	if _, err := d.mustRun(op, id); err != nil {
+		return err
+	}
+	v := d.vmOf(id)
+	if v == nil {
+		return fail(op, id, errEnded)
+	}
+	ctx, cancel := context.WithTimeout(ctx, growTime)
+	defer cancel()
+	if err := v.resize(ctx, bytes); err != nil {
+		return unavailable(op, id, err)
+	}
+	done, err := v.ask(ctx, vmwire.Call{Op: vmwire.OpGrow, Bytes: bytes})
+	if err != nil {
+		return unavailable(op, id, err)
+	}
+	if !done.OK {
+		return errs.Errorf(op, kindOf(done.Reason), "%s: %s", done.Reason, done.Error)
+	}
+	return nil
+}
+
+// unavailable is the error of a QEMU that does not obey.
+func unavailable(op string, id ids.SandboxID, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errEnded):
+		return errs.E(op, errkind.NotFound, string(id), err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return errs.E(op, errkind.Deadline, string(id), err)
+	}
+	return errs.E(op, errkind.Unavailable, string(id), err)
+}
