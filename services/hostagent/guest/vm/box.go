@@ -58,11 +58,14 @@ func setBox(file string, value uint64) error {
 	return nil
 }
 
-// count reads one figure of a file of the box, like "oom_kill 3".
-func count(file, name string) uint64 {
-	b, _ := os.ReadFile(boxCgroup + "/" + file)
-	for line := range strings.Lines(string(b)) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
+// count finds one figure in lines like "oom_kill 3", or the only one where name is empty.
+func count(text, name string) uint64 {
+	for line := range strings.Lines(text) {
+		key, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			key, value = "", key
+		}
+		if key == name {
 			n, _ := strconv.ParseUint(value, 10, 64)
 			return n
 		}
@@ -70,17 +73,23 @@ func count(file, name string) uint64 {
 	return 0
 }
 
-// watchBox tells of memory and processes that a limit refused. The kernel wakes it; it ends with the
-// machine.
-func watchBox(tell func(vmwire.Event)) error {
-	watched := []struct {
+// watch tells of memory and processes that a limit refused, and of errors of the disk's file system.
+// The kernel wakes it; it ends with the machine.
+func watch(tell func(vmwire.Event), disk *disk) error {
+	type source struct {
 		file, name string
 		kind       vmwire.EventKind
-	}{{"memory.events", "oom_kill", vmwire.EventOOM}, {"pids.events", "max", vmwire.EventPIDs}}
+	}
+	watched := []source{
+		{boxCgroup + "/memory.events", "oom_kill", vmwire.EventOOM}, {boxCgroup + "/pids.events", "max", vmwire.EventPIDs},
+	}
+	if disk != nil {
+		watched = append(watched, source{"/sys/fs/ext4/" + disk.device + "/errors_count", "", vmwire.EventDisk})
+	}
 	fds := make([]unix.PollFd, len(watched))
 	seen := make([]uint64, len(watched))
 	for i, w := range watched {
-		fd, err := unix.Open(boxCgroup+"/"+w.file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(w.file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("watch %s: %w", w.file, err)
 		}
@@ -89,9 +98,9 @@ func watchBox(tell func(vmwire.Event)) error {
 	go func() {
 		for {
 			for i, w := range watched {
-				var b [256]byte
-				_, _ = unix.Pread(int(fds[i].Fd), b[:], 0) // so that the next change wakes again
-				if n := count(w.file, w.name); n > seen[i] {
+				var b [512]byte
+				got, _ := unix.Pread(int(fds[i].Fd), b[:], 0) // so that the next change wakes again
+				if n := count(string(b[:max(got, 0)]), w.name); n > seen[i] {
 					seen[i] = n
 					tell(vmwire.Event{Kind: w.kind, Count: n})
 				}

@@ -28,6 +28,10 @@ type control struct {
 
 	write sync.Mutex // a line is written whole
 
+	record *port // vmwire.Events; nil if there is none
+	news   chan vmwire.Event
+	said   chan struct{} // closed when the end was told
+
 	mu     sync.Mutex
 	id     string         // of the personalise that was begun
 	answer *vmwire.Answer // to it
@@ -67,7 +71,33 @@ func (c *control) send(m vmwire.Message) {
 	}
 }
 
-func (c *control) tell(e vmwire.Event) { c.send(vmwire.Message{Type: vmwire.TypeEvent, Event: &e}) }
+// tell notes an event where it is kept, and has it said on the control port. It waits for nobody: with
+// the host away for long, only the record has them all.
+func (c *control) tell(e vmwire.Event) {
+	line, err := vmwire.Encode(vmwire.Message{Type: vmwire.TypeEvent, Event: &e})
+	if err == nil && c.record != nil {
+		_ = c.record.file.SetWriteDeadline(time.Now().Add(tellPatience))
+		_, err = c.record.Write(line)
+	}
+	if err != nil {
+		c.sup.log("cannot note %s: %v", e.Kind, err)
+	}
+	select {
+	case c.news <- e:
+	default:
+	}
+}
+
+// sayNews passes events on until the first process has ended, which it says last.
+func (c *control) sayNews() {
+	for e := range c.news {
+		c.send(vmwire.Message{Type: vmwire.TypeEvent, Event: &e})
+		if e.Kind == vmwire.EventExited {
+			close(c.said)
+			return
+		}
+	}
+}
 
 func (c *control) ready(nonce string) *vmwire.Ready {
 	var name unix.Utsname

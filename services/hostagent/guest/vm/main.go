@@ -55,13 +55,9 @@ func Main() int {
 	go func() {
 		<-s.ended
 		s.log("the first process ended with %d", s.code)
-		told := make(chan struct{})
-		go func() {
-			defer close(told)
-			s.ctl.tell(vmwire.Event{Kind: vmwire.EventExited, Code: s.code})
-		}()
+		s.ctl.tell(vmwire.Event{Kind: vmwire.EventExited, Code: s.code})
 		select {
-		case <-told:
+		case <-s.ctl.said:
 		case <-time.After(tellPatience):
 		}
 		s.powerOff(offPatience)
@@ -87,12 +83,18 @@ func (s *supervisor) start(t *timer) error {
 	if err != nil {
 		return err
 	}
-	s.ctl = &control{sup: s, calls: make(chan struct{}, maxCalls)}
+	s.ctl = &control{sup: s, calls: make(chan struct{}, maxCalls), news: make(chan vmwire.Event, 64), said: make(chan struct{})}
+	go s.ctl.sayNews()
 	if s.ctl.port, err = openPort(dev); err != nil {
 		return err
 	}
 	if s.port, err = findPort(vmwire.Channel); err != nil {
 		return err
+	}
+	if dev := portDevice(vmwire.Events); dev != "" {
+		if s.ctl.record, err = openPort(dev); err != nil {
+			return err
+		}
 	}
 	t.step("ports")
 	if err := s.startStage(); err != nil {
@@ -216,7 +218,7 @@ func (s *supervisor) order(p *vmwire.Personalise, t *timer) error {
 	}
 	t.last = time.Now()
 	go s.answerStage()
-	if err := watchBox(s.ctl.tell); err != nil {
+	if err := watch(s.ctl.tell, s.disk); err != nil {
 		return err
 	}
 	if len(p.Init) == 0 {

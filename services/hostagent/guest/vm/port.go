@@ -22,20 +22,26 @@ type port struct {
 }
 
 // findPort returns the device of the port called name, once it is there.
-func findPort(name string) (string, error) {
-	var dev string
-	err := waitFor("port "+name, portPatience, func() bool {
-		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
-		for _, f := range names {
-			if b, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(b)) == name {
-				dev = "/dev/" + filepath.Base(filepath.Dir(f))
-				_, err := os.Stat(dev)
-				return err == nil
-			}
-		}
-		return false
+func findPort(name string) (dev string, err error) {
+	err = waitFor("port "+name, portPatience, func() bool {
+		dev = portDevice(name)
+		return dev != ""
 	})
 	return dev, err
+}
+
+// portDevice is the device of a port that is there now, or empty.
+func portDevice(name string) string {
+	names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
+	for _, f := range names {
+		if b, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(b)) == name {
+			dev := "/dev/" + filepath.Base(filepath.Dir(f))
+			if _, err := os.Stat(dev); err == nil {
+				return dev
+			}
+		}
+	}
+	return ""
 }
 
 func openPort(dev string) (*port, error) {

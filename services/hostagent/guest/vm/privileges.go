@@ -14,15 +14,18 @@ var kept = []uint{
 	unix.CAP_SETPCAP, unix.CAP_SETFCAP, unix.CAP_NET_BIND_SERVICE, unix.CAP_SYS_CHROOT,
 }
 
-// dropPrivileges takes from every thread of the process, and so from all that it ever starts, what is
-// not kept, for good.
-func dropPrivileges() error {
-	var mask uint64
+func keptMask() (m uint64) {
 	for _, c := range kept {
-		mask |= 1 << c
+		m |= 1 << c
 	}
-	for c := uintptr(0); ; c++ {
-		if mask&(1<<c) != 0 {
+	return m
+}
+
+// boundPrivileges takes from all that the process will ever execute what is not kept, for good. The
+// process itself still has it: this is the slow part, and can be done before the machine is anybody's.
+func boundPrivileges() error {
+	for c, m := uintptr(0), keptMask(); ; c++ {
+		if m&(1<<c) != 0 {
 			continue
 		}
 		_, _, e := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0)
@@ -33,15 +36,22 @@ func dropPrivileges() error {
 			return fmt.Errorf("drop capability %d: %w", c, e)
 		}
 	}
+	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
+		return fmt.Errorf("no new privileges: %w", e)
+	}
+	return nil
+}
+
+// dropPrivileges takes from every thread of the process, and so from all that it ever starts, what is
+// not kept.
+func dropPrivileges() error {
+	m := keptMask()
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{
-		{Effective: uint32(mask), Permitted: uint32(mask)}, {Effective: uint32(mask >> 32), Permitted: uint32(mask >> 32)},
+		{Effective: uint32(m), Permitted: uint32(m)}, {Effective: uint32(m >> 32), Permitted: uint32(m >> 32)},
 	}
 	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); e != 0 {
 		return fmt.Errorf("set capabilities: %w", e)
-	}
-	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
-		return fmt.Errorf("no new privileges: %w", e)
 	}
 	return nil
 }

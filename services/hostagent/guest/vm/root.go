@@ -93,7 +93,7 @@ func (s *stage) prepare() error {
 		}
 		*t.fd = fd
 	}
-	return nil
+	return boundPrivileges()
 }
 
 func mountLower(device string) error {

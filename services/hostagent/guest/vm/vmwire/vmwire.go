@@ -23,10 +23,13 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
 
-// The names of the two virtio-serial ports.
+// The names of the virtio-serial ports.
 const (
 	Control = "berth.control"
 	Channel = "berth.channel" // the guest protocol (package wire) after personalise
+	// Events may be missing. Every event is written to it as well; its host side keeps what nobody
+	// reads (a ring buffer), so that the end of a machine is known to who was not there.
+	Events = "berth.events"
 )
 
 // The versions of this protocol that this package speaks.
@@ -247,7 +250,7 @@ const (
 	EventOOM    EventKind = "oom"    // the guest's kernel killed a process for memory
 	EventPIDs   EventKind = "pids"   // a fork was refused for the number of processes
 	EventExited EventKind = "exited" // the first process ended; the machine powers off
-	EventDisk   EventKind = "disk"   // the session's file system met an error and is read-only
+	EventDisk   EventKind = "disk"   // the session's file system met errors (Count)
 )
 
 // Event is news of a personalised machine.
