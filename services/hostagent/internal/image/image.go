@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/pkg/archive"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -42,6 +43,9 @@ type Store struct {
 
 	refsMu sync.Mutex        // after mu
 	refs   map[string]string // digest by reference, of this process
+
+	blockMu sync.Mutex      // one block is made at a time
+	checked map[string]bool // digests whose block this process made or compared
 }
 
 const (
@@ -54,6 +58,7 @@ const (
 type meta struct {
 	Digest string   `json:"digest"`
 	Env    []string `json:"env"`
+	Block  *block   `json:"block,omitempty"` // nil until it was made
 }
 
 // Open makes or reopens the store in dir and removes what an earlier process was unpacking.
@@ -66,16 +71,15 @@ func Open(dir string, load Loader) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, errs.E("open image store", errkind.Internal, dir, err)
 	}
-	half, _ := filepath.Glob(filepath.Join(dir, making+"*"))
-	for _, d := range half {
-		if err := os.RemoveAll(d); err != nil {
-			return nil, errs.E("open image store", errkind.Internal, dir, err)
-		}
+	s := &Store{dir: dir, load: load, refs: map[string]string{}, checked: map[string]bool{}}
+	if err := s.clean(); err != nil {
+		return nil, errs.E("open image store", errkind.Internal, dir, err)
 	}
-	return &Store{dir: dir, load: load, refs: map[string]string{}}, nil
+	return s, nil
 }
 
-// Get returns an image that is unpacked already; NotFound if it is not.
+// Get returns an image that is unpacked already; NotFound if it is not. Its Block is there if it was
+// made, see Block.
 func (s *Store) Get(digest string) (driver.Image, error) {
 	const op = "find image"
 	dir, err := s.folder(digest)
@@ -93,7 +97,7 @@ func (s *Store) Get(digest string) (driver.Image, error) {
 	if err := json.Unmarshal(b, &m); err != nil || m.Digest != digest {
 		return driver.Image{}, errs.E(op, errkind.DataLoss, digest, "the image's description is damaged")
 	}
-	return driver.Image{Digest: digest, Lower: filepath.Join(dir, rootFolder), Env: m.Env}, nil
+	return driver.Image{Digest: digest, Lower: filepath.Join(dir, rootFolder), Block: blockPath(dir, m.Block), Env: m.Env}, nil
 }
 
 // Ensure returns the image that ref names, unpacking it if need be. A reference is looked up once
@@ -180,6 +184,9 @@ func (s *Store) Remove(digest string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.blockMu.Lock()
+	delete(s.checked, digest)
+	s.blockMu.Unlock()
 	gone := filepath.Join(s.dir, making+rand.Text())
 	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.E("remove image", errkind.Internal, digest, err)
@@ -226,6 +233,10 @@ func (s *Store) unpack(ctx context.Context, src v1.Image, digest string) error {
 		if err := apply(ctx, root, l, cfg.RootFS.DiffIDs[i]); err != nil {
 			return fmt.Errorf("layer %d: %w", i+1, err)
 		}
+	}
+	// No layer names the root's own time, which would differ from host to host.
+	if err := os.Chtimes(root, time.Unix(0, 0), time.Unix(0, 0)); err != nil {
+		return err
 	}
 	b, err := json.Marshal(meta{Digest: digest, Env: cfg.Config.Env})
 	if err != nil {
