@@ -75,9 +75,11 @@ func (w *world) sleepAndWake(t *testing.T) {
 	if err := w.attacker.Close(ctx); err != nil {
 		t.Fatalf("sleep: %v", err)
 	}
-	if err := w.attacker.Reopen(ctx); err != nil {
+	s, err := w.client.Open(ctx, sdk.OpenOptions{Template: templates[w.tier]})
+	if err != nil {
 		t.Fatalf("wake: %v", err)
 	}
+	w.attacker = s
 }
 
 // transfers reads and writes through paths that a program inside exchanges for links all the time.
@@ -97,7 +99,7 @@ func (w *world) transfers(t *testing.T) {
 	}()
 	files, reads, writes := w.attacker.Files(), 0, 0
 	for {
-		for _, path := range []string{"/root/race/file", "/root/race/target", "/root/race/hard", "/root/race/sub/passwd"} {
+		for _, path := range []string{"/root/race/file", "/root/race/target", "/root/race/hard", "/root/race/sub/file"} {
 			if b, err := files.ReadAll(t.Context(), path); err == nil {
 				reads++
 				if bytes.Contains(b, []byte("the host's")) {

@@ -88,7 +88,7 @@ func (w *world) open(c *sdk.Client) *sdk.Session {
 	w.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := s.Delete(ctx); err != nil && !errors.Is(err, sdk.ErrStaleEpoch) {
+		if err := c.DeleteSession(ctx, sdk.UserSession{}); err != nil {
 			w.t.Errorf("delete the session: %v", err)
 		}
 	})

@@ -54,7 +54,7 @@ func forkBomb(a []string) (string, error) {
 		n++
 	}
 	if refused == nil {
-		return fmt.Sprintf("%d processes and no limit", n), nil
+		return "", fmt.Errorf("%d processes in the time", n) // its children took the rest
 	}
 	return "", fmt.Errorf("after %d processes: %w", n, refused)
 }

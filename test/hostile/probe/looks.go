@@ -103,11 +103,8 @@ func walk(root string, n int, visit func(path string, d fs.DirEntry) bool) {
 func lookFiles(a []string) (hit string, err error) {
 	mark := []byte(a[0])
 	walk("/", 200_000, func(path string, d fs.DirEntry) bool {
-		if !d.Type().IsRegular() {
-			return false
-		}
-		info, err := d.Info()
-		if err != nil || info.Size() > 64<<10 {
+		info, err := os.Lstat(path) // a folder's entry may lie about what is mounted on it
+		if err != nil || !info.Mode().IsRegular() || info.Size() > 64<<10 {
 			return false
 		}
 		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, mark) {
@@ -171,6 +168,8 @@ func lookMemory(a []string) (string, error) {
 	return "", fmt.Errorf("%w in %d bytes of memory", errNothing, seen)
 }
 
+var window [1 << 20]byte
+
 func scan(maps io.Reader, mem io.ReaderAt, mark []byte) (string, int) {
 	lines, seen := bufio.NewScanner(maps), 0
 	for lines.Scan() {
@@ -179,11 +178,15 @@ func scan(maps io.Reader, mem io.ReaderAt, mark []byte) (string, int) {
 		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &perm); err != nil || perm[0] != 'r' {
 			continue
 		}
-		b := make([]byte, min(to-from, 32<<20))
-		n, _ := mem.ReadAt(b, from)
-		seen += n
-		if bytes.Contains(b[:n], mark) {
-			return lines.Text(), seen
+		for at := from; at < min(to, from+4<<20); at += int64(len(window)) {
+			n, _ := mem.ReadAt(window[:min(int64(len(window)), to-at)], at)
+			if n <= 0 {
+				break
+			}
+			seen += n
+			if bytes.Contains(window[:n], mark) {
+				return lines.Text(), seen
+			}
 		}
 	}
 	return "", seen
@@ -214,8 +217,8 @@ func lookTokens([]string) (string, error) {
 	hit := ""
 	for _, root := range []string{"/run", "/root", "/tmp", "/home", "/var/lib", "/dev/shm"} {
 		walk(root, 50_000, func(path string, d fs.DirEntry) bool {
-			info, err := d.Info()
-			if err != nil || !d.Type().IsRegular() || info.Size() > 1<<20 {
+			info, err := os.Lstat(path)
+			if err != nil || !info.Mode().IsRegular() || info.Size() > 1<<20 {
 				return false
 			}
 			if b, err := os.ReadFile(path); err == nil && token.Match(b) {
@@ -269,7 +272,7 @@ var harmless = map[string]bool{"null": true, "zero": true, "full": true, "random
 func lookDevices([]string) (string, error) {
 	var hits []string
 	walk("/", 400_000, func(path string, d fs.DirEntry) bool {
-		if d.Type()&fs.ModeDevice == 0 || harmless[d.Name()] || strings.HasPrefix(path, "/dev/pts/") {
+		if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeDevice == 0 || harmless[d.Name()] || strings.HasPrefix(path, "/dev/pts/") {
 			return false
 		}
 		if f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
