@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/test/bench/peer"
 	"github.com/berth-dev/berth/tools/berth/upproc"
 	"github.com/berth-dev/berth/tools/residue"
 )
@@ -32,11 +33,11 @@ var tiers = []tier{{"container", "container", 15}, {"gvisor", "default", 4}}
 
 // sandboxes measures real ones beside a plain containerd with the same parts.
 func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
-	peer, err := startPeer(ctx)
+	plain, err := peer.Start(ctx)
 	if err != nil {
 		return err
 	}
-	defer peer.stop()
+	defer plain.Stop()
 	dir, err := os.MkdirTemp("", "berth-bench-")
 	if err != nil {
 		return err
@@ -58,11 +59,11 @@ func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 	defer client.Close()
 	for _, t := range tiers {
 		if !execOnly {
-			if err := b.coldAndResume(ctx, client, peer, t); err != nil {
+			if err := b.coldAndResume(ctx, client, plain, t); err != nil {
 				return fmt.Errorf("%s: %w", t.name, err)
 			}
 		}
-		if err := b.execs(ctx, client, peer, t); err != nil {
+		if err := b.execs(ctx, client, plain, t); err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
 		}
 	}
@@ -74,16 +75,16 @@ func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 
 // coldAndResume alternates a cold open, a plain ctr run and a resume, so that
 // all three see the same machine.
-func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, peer *peer, t tier) error {
+func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *peer.Peer, t tier) error {
 	note("cold open to first output and resume, %s, %d rounds", t.name, coldRounds)
-	var cold, plain, resume []time.Duration
+	var cold, bare, resume []time.Duration
 	for i := range coldRounds + 1 {
 		o := sdk.OpenOptions{Name: fmt.Sprintf("cold%d", i), Template: t.template}
 		first, s, err := openToOutput(ctx, client, o)
 		if err != nil {
 			return err
 		}
-		floor, err := peer.firstOutput(ctx, t.name)
+		floor, err := plain.FirstOutput(ctx, t.name)
 		if err != nil {
 			return err
 		}
@@ -101,10 +102,10 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, peer *pee
 			return err
 		}
 		if i > 0 { // the first round warms images and caches of both sides
-			cold, plain, resume = append(cold, first), append(plain, floor), append(resume, again)
+			cold, bare, resume = append(cold, first), append(bare, floor), append(resume, again)
 		}
 	}
-	c, p, r := figures.Quantile(cold, 0.5), figures.Quantile(plain, 0.5), figures.Quantile(resume, 0.5)
+	c, p, r := figures.Quantile(cold, 0.5), figures.Quantile(bare, 0.5), figures.Quantile(resume, 0.5)
 	b.set.Add(figures.Result{Name: "cold open to first output, " + t.name + ", p50", Value: c, Unit: "ms", Floor: p,
 		FloorOf: "ctr run of the same image and runtime, process start to first byte"}, figures.RatioAtMost(1.15))
 	b.set.Add(figures.Result{Name: "resume to first output, " + t.name + ", p50", Value: r, Unit: "ms", Floor: c,
@@ -145,7 +146,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // execs alternates blocks of our execs and of the peer's, so that both see the
 // same machine.
-func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tier) error {
+func (b *bench) execs(ctx context.Context, client *sdk.Client, plain *peer.Peer, t tier) error {
 	note("exec of true in a live session, %s, %d rounds", t.name, execRounds)
 	s, err := client.Open(ctx, sdk.OpenOptions{Name: "exec", Template: t.template})
 	if err != nil {
@@ -154,8 +155,8 @@ func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tie
 	if _, err := runTrue(ctx, s, execWarm); err != nil {
 		return err
 	}
-	var took, plain []time.Duration
-	err = peer.execs(ctx, t.name, func(one func() (time.Duration, error)) error {
+	var took, bare []time.Duration
+	err = plain.Execs(ctx, t.name, func(one func() (time.Duration, error)) error {
 		for range execBlocks {
 			ours, err := runTrue(ctx, s, execRounds/execBlocks)
 			if err != nil {
@@ -167,7 +168,7 @@ func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tie
 				if err != nil {
 					return err
 				}
-				plain = append(plain, d)
+				bare = append(bare, d)
 			}
 		}
 		return nil
@@ -176,9 +177,9 @@ func (b *bench) execs(ctx context.Context, client *sdk.Client, peer *peer, t tie
 		return err
 	}
 	b.set.Add(figures.Result{Name: "exec of true, " + t.name + ", p50", Value: figures.Quantile(took, 0.5), Unit: "ms",
-		Floor: figures.Quantile(plain, 0.5), FloorOf: "task exec through containerd's client (a peer)"}, figures.TimesFaster(t.execFaster))
+		Floor: figures.Quantile(bare, 0.5), FloorOf: "task exec through containerd's client (a peer)"}, figures.TimesFaster(t.execFaster))
 	b.set.Add(figures.Result{Name: "exec of true, " + t.name + ", p99", Value: figures.Quantile(took, 0.99), Unit: "ms",
-		Floor: figures.Quantile(plain, 0.99), FloorOf: "task exec through containerd's client (a peer)"}, figures.None)
+		Floor: figures.Quantile(bare, 0.99), FloorOf: "task exec through containerd's client (a peer)"}, figures.None)
 	return s.Delete(ctx)
 }
 

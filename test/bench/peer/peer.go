@@ -1,4 +1,6 @@
-package main
+// Package peer is a plain containerd of its own, with the same runtimes, shims and image, driven by
+// ctr: what a sandbox costs without Berth. It guarantees that nothing of it is left after Stop.
+package peer
 
 import (
 	"context"
@@ -20,9 +22,8 @@ import (
 	"github.com/berth-dev/berth/tools/runtimes/locate"
 )
 
-// peer is a plain containerd of its own, with the same runtimes, shims and
-// image, driven by ctr: what a sandbox costs without Berth.
-type peer struct {
+// Peer is a running one.
+type Peer struct {
 	dir, bin string
 	daemon   *exec.Cmd
 	client   *client.Client
@@ -54,8 +55,9 @@ root = '%[2]s/runsc'
 `
 )
 
-func startPeer(ctx context.Context) (p *peer, err error) {
-	p = &peer{}
+// Start starts one and brings the default image in.
+func Start(ctx context.Context) (p *Peer, err error) {
+	p = &Peer{}
 	if p.bin, err = locate.Dir(); err != nil {
 		return nil, err
 	}
@@ -68,7 +70,7 @@ func startPeer(ctx context.Context) (p *peer, err error) {
 	}
 	defer func() {
 		if err != nil {
-			p.stop()
+			p.Stop()
 		}
 	}()
 	for name, text := range map[string]string{"config.toml": fmt.Sprintf(peerConfig, p.dir), "runsc.toml": fmt.Sprintf(peerRunsc, p.bin, p.dir)} {
@@ -89,7 +91,7 @@ func startPeer(ctx context.Context) (p *peer, err error) {
 	return p, os.Remove(archive)
 }
 
-func (p *peer) startDaemon(ctx context.Context) error {
+func (p *Peer) startDaemon(ctx context.Context) error {
 	log, err := os.Create(filepath.Join(p.dir, "log"))
 	if err != nil {
 		return err
@@ -117,7 +119,8 @@ func (p *peer) startDaemon(ctx context.Context) error {
 	}
 }
 
-func (p *peer) stop() {
+// Stop ends it and removes what it made.
+func (p *Peer) Stop() {
 	if p.client != nil {
 		p.client.Close()
 	}
@@ -127,17 +130,17 @@ func (p *peer) stop() {
 	}
 	_ = syscall.Unmount(filepath.Join(p.dir, "runsc", peerNamespace, "null-netns"), syscall.MNT_DETACH) // runsc leaves it
 	if err := os.RemoveAll(p.dir); err != nil {
-		note("remove the peer's folder: %v", err)
+		fmt.Fprintf(os.Stderr, "bench: remove the peer's folder: %v\n", err)
 	}
 }
 
-func (p *peer) ctr(ctx context.Context, args ...string) *exec.Cmd {
+func (p *Peer) ctr(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, filepath.Join(p.bin, locate.Ctr),
 		append([]string{"--address", filepath.Join(p.dir, "grpc.sock"), "--namespace", peerNamespace}, args...)...)
 }
 
 // runArgs are those of `ctr run` for a tier.
-func (p *peer) runArgs(tier, id string) []string {
+func (p *Peer) runArgs(tier, id string) []string {
 	args := []string{"run", "--runtime", locate.HandlerRunc}
 	if tier == "gvisor" {
 		args = []string{"run", "--runtime", locate.HandlerRunsc, "--runtime-config-path", filepath.Join(p.dir, "runsc.toml")}
@@ -146,9 +149,9 @@ func (p *peer) runArgs(tier, id string) []string {
 		"--annotation", locate.AnnotationSandboxID+"="+id)
 }
 
-// firstOutput times `ctr run IMAGE echo`, from the start of the ctr process to
+// FirstOutput times `ctr run IMAGE echo`, from the start of the ctr process to
 // the first byte it prints. Removal comes after the clock.
-func (p *peer) firstOutput(ctx context.Context, tier string) (time.Duration, error) {
+func (p *Peer) FirstOutput(ctx context.Context, tier string) (time.Duration, error) {
 	p.serial++
 	id := fmt.Sprintf("cold-%s-%d", tier, p.serial)
 	cmd := p.ctr(ctx, append(p.runArgs(tier, id), peerImage, id, "echo", "x")...)
@@ -175,9 +178,9 @@ func (p *peer) firstOutput(ctx context.Context, tier string) (time.Duration, err
 	return took, nil
 }
 
-// execs starts a container and calls measure with what times one exec of true
+// Execs starts a container and calls measure with what times one exec of true
 // in it, by containerd's client: from the request for the exec to its exit.
-func (p *peer) execs(ctx context.Context, tier string, measure func(one func() (time.Duration, error)) error) (err error) {
+func (p *Peer) Execs(ctx context.Context, tier string, measure func(one func() (time.Duration, error)) error) (err error) {
 	id := "exec-" + tier
 	if out, err := p.ctr(ctx, append(p.runArgs(tier, id), "--detach", peerImage, id, "sleep", "600")...).CombinedOutput(); err != nil {
 		return fmt.Errorf("ctr run (%s): %w: %s", tier, err, out)
