@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/beneath"
 )
 
 // Bounds of the extended attributes of one entry: what an archive's reader takes as a header.
@@ -67,7 +67,10 @@ func (a *archive) attributes(f *os.File, h *tar.Header) error {
 
 // file writes a regular file.
 func (a *archive) file(d *dir, name, path string) error {
-	f, err := disk.Beneath(d.f, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	f, err := beneath.Open(d.f, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if a.gone(err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -104,7 +107,8 @@ func (a *archive) file(d *dir, name, path string) error {
 	return a.copy(a.tar, f, path, part{0, st.Size})
 }
 
-// copy copies a range of a file. A file that ends early is an error: it was not at rest.
+// copy copies a range of a file. A file that ends early is an error, unless it may change: then the rest
+// is zeros, as its header said already how long it is.
 func (a *archive) copy(w io.Writer, f *os.File, path string, p part) error {
 	for left := p.len; left > 0; {
 		n, err := f.ReadAt(a.buf[:min(left, int64(len(a.buf)))], p.off)
@@ -117,8 +121,31 @@ func (a *archive) copy(w io.Writer, f *os.File, path string, p part) error {
 		}
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
+			if a.limits.Live {
+				a.stats.skip(path, "it became shorter while it was read, so that its end is zeros")
+				return zeros(w, left)
+			}
 		}
 		return fmt.Errorf("read %.200q: %w", path, err)
 	}
 	return nil
+}
+
+// zeros writes n of them.
+func zeros(w io.Writer, n int64) error {
+	buf := make([]byte, 32<<10)
+	for n > 0 {
+		m, err := w.Write(buf[:min(n, int64(len(buf)))])
+		if err != nil {
+			return err
+		}
+		n -= int64(m)
+	}
+	return nil
+}
+
+// gone says that a name went away, or became something else, since it was read, which is right where
+// files are in use.
+func (a *archive) gone(err error) bool {
+	return a.limits.Live && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP))
 }

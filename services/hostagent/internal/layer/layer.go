@@ -17,7 +17,9 @@
 // hole costs its reader nothing. An archive without that would be as long as the session says its
 // files are, which costs the session nothing at all.
 //
-// The directory must be at rest, such as a read-only view of a snapshot. Owners are written as they
+// The directory must be at rest, such as a read-only view of a snapshot, or Limits.Live says that it is
+// not: then each file is as it was at some time of the walk, what went away meanwhile is left out, and a
+// file that became shorter ends in zeros. Owners are written as they
 // are on the disk, which is as the session sees them.
 package layer
 
@@ -54,6 +56,8 @@ type Limits struct {
 	Holes int
 	// OpenDirs is how many directories of one path are open at once. Default 64.
 	OpenDirs int
+	// Live: the directory is written to meanwhile.
+	Live bool
 }
 
 func (l Limits) withDefaults() Limits {

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/services/hostagent/internal/disk"
+	"github.com/berth-dev/berth/services/hostagent/internal/beneath"
 )
 
 // maxPath is the longest name that an archive's reader could open.
@@ -46,6 +46,9 @@ func (a *archive) walk() error {
 		}
 		d := stack[len(stack)-1]
 		name, err := d.next(a.root)
+		if a.gone(err) {
+			name, err = "", nil
+		}
 		if err != nil {
 			return fmt.Errorf("read directory %.200q: %w", "/"+d.path, err)
 		}
@@ -121,7 +124,7 @@ func (d *dir) open(root *os.File) error {
 	if path == "" {
 		path = "."
 	}
-	f, err := disk.Beneath(root, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	f, err := beneath.Open(root, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -160,9 +163,15 @@ func (a *archive) entry(d *dir, name string) (*dir, error) {
 		return nil, nil
 	}
 	if err := d.open(a.root); err != nil {
+		if a.gone(err) {
+			return nil, nil
+		}
 		return nil, err
 	}
-	f, err := disk.Beneath(d.f, name, unix.O_PATH, 0)
+	f, err := beneath.Open(d.f, name, unix.O_PATH, 0)
+	if a.gone(err) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +204,10 @@ func join(dir, name string) string {
 }
 
 func (a *archive) directory(d *dir, name, path string) (*dir, error) {
-	f, err := disk.Beneath(d.f, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	f, err := beneath.Open(d.f, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if a.gone(err) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
