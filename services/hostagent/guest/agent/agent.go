@@ -75,6 +75,8 @@ type Options struct {
 	MaxTime time.Duration
 	// Disk is set in a virtual machine.
 	Disk Disk
+	// Upper is the session's own layer below the root, where Disk is set.
+	Upper *os.File
 }
 
 // Agent is one guest agent. It outlives any number of attaches.

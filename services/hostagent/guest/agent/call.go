@@ -31,6 +31,7 @@ func init() {
 		wire.MethodQuiesce: (*call).quiesce, wire.MethodResume: (*call).resume,
 		wire.MethodSync:   (*call).sync,
 		wire.MethodFreeze: (*call).diskFreeze, wire.MethodThaw: (*call).diskThaw, wire.MethodGrow: (*call).diskGrow,
+		wire.MethodUsage: (*call).diskUsage, wire.MethodExport: (*call).fileExport,
 	}
 }
 

@@ -32,3 +32,13 @@ func (c *Conn) Grow(ctx context.Context, bytes uint64) (uint64, error) {
 	err := c.call(ctx, "grow disk", wire.MethodGrow, wire.DiskGrow{Bytes: bytes}, &grown)
 	return grown.Bytes, err
 }
+
+// DiskUsage is how full the session's file system is; the guest's claim.
+type DiskUsage = wire.DiskUsage
+
+// Usage asks how full the session's file system is.
+func (c *Conn) Usage(ctx context.Context) (DiskUsage, error) {
+	var u DiskUsage
+	err := c.call(ctx, "measure disk", wire.MethodUsage, nil, &u)
+	return u, err
+}

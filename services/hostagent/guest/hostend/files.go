@@ -43,6 +43,7 @@ type FileReader struct {
 	taken  uint64
 	acked  uint64
 	err    error
+	last   []byte // what came with the end
 }
 
 // ReadFile opens a regular file and streams length bytes from offset on, to the
@@ -155,6 +156,9 @@ func (r *FileReader) frame(f wire.Frame) error {
 	case wire.TypeEnd:
 		r.conn.forget(f.Stream)
 		err := io.EOF
+		r.mu.Lock()
+		r.last = append([]byte(nil), f.Payload...)
+		r.mu.Unlock()
 		if f.Offset != r.pos {
 			err = fmt.Errorf("%s: %w: end at %d, %d bytes came", r.answer.op, ErrProtocol, f.Offset, r.pos)
 		}

@@ -172,6 +172,14 @@ func (s *stage) enterRoot(p *vmwire.Personalise, t *timer) error {
 		return err
 	}
 	t.step("root")
+	layer := memoryDisk
+	if p.Disk != nil {
+		layer = stageDisk
+	}
+	var err error
+	if s.upper, err = os.Open(layer + "/upper"); err != nil { // it stays readable after its mount is gone from here
+		return because(vmwire.ReasonDisk, err)
+	}
 	for _, dir := range []string{lowerDir, stageDisk, memoryDisk, procTree, sysTree, devTree, diskDir, runDir, cgroupDir, "/dev", "/sys", "/proc"} {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 	}

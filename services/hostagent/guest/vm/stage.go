@@ -99,6 +99,7 @@ type stage struct {
 	socket *os.File
 	in     *bufio.Reader
 	trees  trees
+	upper  *os.File   // the session's own layer
 	mu     sync.Mutex // calls go one after the other
 }
 
@@ -193,7 +194,7 @@ func (s *stage) agent(channel *port, env []string, started func() error) int {
 	if err := started(); err != nil {
 		return 1
 	}
-	return agent.MainOn(channel, channel, agent.Options{Init: true, Disk: s})
+	return agent.MainOn(channel, channel, agent.Options{Init: true, Disk: s, Upper: s.upper})
 }
 
 // execute becomes the image's own first process.

@@ -107,3 +107,11 @@ type FileImported struct {
 	Names      []Text `json:"names,omitempty"`      // the first that were skipped, with the reason
 	Attributes uint64 `json:"attributes,omitempty"` // owners, modes, times that could not be set
 }
+
+// FileExported says what an archive holds that went before.
+type FileExported struct {
+	Entries    uint64 `json:"entries"`
+	Skipped    uint64 `json:"skipped,omitempty"`
+	Names      []Text `json:"names,omitempty"`      // the first that were skipped, with the reason
+	Attributes uint64 `json:"attributes,omitempty"` // extended attributes that an archive cannot hold
+}

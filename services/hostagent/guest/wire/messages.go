@@ -67,6 +67,8 @@ const (
 	MethodFreeze  = "disk.freeze" // DiskFreeze; machines with capability "disk" only, as the next two
 	MethodThaw    = "disk.thaw"   // -> DiskThawed
 	MethodGrow    = "disk.grow"   // DiskGrow -> DiskGrown
+	MethodUsage   = "disk.usage"  // -> DiskUsage
+	MethodExport  = "fs.export"   // -> empty, DATA, END with FileExported; capability "disk"
 )
 
 // Size is a terminal size in character cells.
@@ -220,6 +222,13 @@ type DiskThawed struct {
 // DiskGrow grows the session's file system to its device, once that has Bytes.
 type DiskGrow struct {
 	Bytes uint64 `json:"bytes"`
+}
+
+// DiskUsage is how full the session's file system is, in bytes.
+type DiskUsage struct {
+	Size uint64 `json:"size"`
+	Used uint64 `json:"used"`
+	Free uint64 `json:"free"` // what a user can still write
 }
 
 // DiskGrown is the result.
