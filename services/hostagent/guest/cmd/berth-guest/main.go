@@ -6,9 +6,12 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"strings"
 
 	"github.com/berth-dev/berth/services/hostagent/guest/agent"
+	"github.com/berth-dev/berth/services/hostagent/guest/podroot"
 	"github.com/berth-dev/berth/services/hostagent/guest/vm"
 )
 
@@ -21,5 +24,22 @@ func main() {
 			os.Exit(vm.Stage())
 		}
 	}
-	os.Exit(agent.Main(os.Args[1:]))
+	os.Exit(pod(os.Args[1:]))
+}
+
+// pod is what the agent does in a machine of Kata Containers, before it is the agent: -wait for the
+// container that is the machine, -root=DISK for the session's.
+func pod(args []string) int {
+	if len(args) == 1 && args[0] == "-wait" {
+		return podroot.Wait()
+	}
+	if len(args) > 1 && strings.HasPrefix(args[0], "-root=") && args[1] == "--" {
+		argv := args[2:]
+		if len(argv) == 0 {
+			argv = []string{"/run/berth/guest"}
+		}
+		fmt.Fprintln(os.Stderr, "berth-guest:", podroot.Enter(args[0][len("-root="):], argv))
+		return 1
+	}
+	return agent.Main(args)
 }
