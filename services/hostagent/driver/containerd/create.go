@@ -53,6 +53,8 @@ type making struct {
 	pid   uint32
 	// linked: the guest agent lies in the run folder itself and needs no mount of its own.
 	linked bool
+	// machine: tier kata.
+	machine *machine
 }
 
 // Create implements driver.Driver.
@@ -74,6 +76,10 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		return driver.Sandbox{}, err
 	}
 	m := &making{d: d, spec: spec, id: id, rec: rec}
+	if spec.Tier == driver.Kata {
+		m.machine = &machine{}
+		defer m.machine.close()
+	}
 	defer m.closeSpace()
 	times, err := d.run.Run(ctx, m.table())
 	if err != nil {
@@ -127,6 +133,9 @@ func (m *making) table() steps.Table {
 		Name: "sandbox.record",
 		Do:   m.begin,
 		Undo: func(ctx context.Context) error { m.closeSpace(); return d.remove(ctx, m.id) },
+	}
+	if m.machine != nil {
+		return m.machineTable(first)
 	}
 	begin := []steps.Step{first}
 	if m.spec.Tier == driver.Container {
@@ -219,7 +228,11 @@ func (m *making) makeCgroup(context.Context) error {
 
 // container writes containerd's record of the sandbox.
 func (m *making) container(ctx context.Context) error {
-	spec, err := encode(m.ociSpec())
+	oci := m.ociSpec
+	if m.machine != nil {
+		oci = m.guestSpec
+	}
+	spec, err := encode(oci())
 	if err != nil {
 		return err
 	}
@@ -252,6 +265,11 @@ func (m *making) runtime() (string, *anypb.Any, error) {
 		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig()})
 		return handlerRunsc, o, err
 	}
+	if m.machine != nil {
+		opts, handler := m.kataOptions()
+		o, err := pack("runtimeoptions.v1.Options", opts)
+		return handler, o, err
+	}
 	owner := m.d.firstID(m.rec.Slot)
 	o, err := pack("containerd.runc.v1.Options", &options.Options{
 		BinaryName: m.d.bin(binRunc), Root: filepath.Join(m.d.cfg.State, "runc"), IoUid: owner, IoGid: owner,
@@ -270,13 +288,16 @@ func pack(name string, m proto.Message) (*anypb.Any, error) {
 
 func (m *making) createTask(ctx context.Context) error {
 	ch := m.d.channel(m.id)
-	shim := binShimRunc
-	if m.spec.Tier == driver.GVisor {
-		shim = binShimRunsc
+	shim := m.d.bin(binShimRunc)
+	switch {
+	case m.machine != nil:
+		shim = m.machine.shim
+	case m.spec.Tier == driver.GVisor:
+		shim = m.d.bin(binShimRunsc)
 	}
 	// Not given up half-way: containerd would forget a shim that it has just started, and nobody ends it.
 	r, err := call(context.WithoutCancel(ctx), m.d.ctrd.tasks.Create, &tasksapi.CreateTaskRequest{
-		ContainerID: string(m.id), Stdin: ch.Stdin, Stdout: ch.Stdout, Stderr: os.DevNull, RuntimePath: m.d.bin(shim),
+		ContainerID: string(m.id), Stdin: ch.Stdin, Stdout: ch.Stdout, Stderr: os.DevNull, Rootfs: m.rootfs(), RuntimePath: shim,
 	})
 	if isExists(err) {
 		return nil

@@ -59,7 +59,7 @@ type Config struct {
 	GVisor map[string]string
 	// Handlers are the runtime handlers of tiers whose runtime is installed apart from Berth: kata.
 	Handlers map[driver.Tier]Handler
-	Log    *slog.Logger
+	Log      *slog.Logger
 }
 
 // NewConfig returns the defaults for a host whose state is in dir.

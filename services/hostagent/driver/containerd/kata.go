@@ -131,6 +131,7 @@ func saysKata(shim string) (why string) {
 
 var (
 	kataTable = regexp.MustCompile(`^\[hypervisor\.([A-Za-z0-9_-]+)\]`)
+	kataAlone = regexp.MustCompile(`(?m)^\s*sandbox_cgroup_only\s*=\s*true`)
 	kataFile  = regexp.MustCompile(`^(path|kernel|image|initrd)\s*=\s*"([^"]+)"`)
 )
 
@@ -139,6 +140,9 @@ func readKata(config string) (hypervisor, why string) {
 	b, err := os.ReadFile(config)
 	if err != nil {
 		return "", fmt.Sprintf("the configuration of Kata Containers cannot be read: %v", err)
+	}
+	if !kataAlone.Match(b) { // or nothing of the machine is in the sandbox's cgroup: no limit, no freeze
+		return "", fmt.Sprintf("%s must say sandbox_cgroup_only = true, so that a session's limits hold for its machine", config)
 	}
 	table := ""
 	for line := range strings.Lines(string(b)) {

@@ -58,6 +58,10 @@ func (d *Driver) fromContainerd(ctx context.Context, parts map[ids.SandboxID][]s
 	ours := map[string]bool{}
 	for _, c := range cs.Containers {
 		ours[c.ID] = true
+		if id, ok := isPod(c.ID); ok {
+			add(parts, string(id), "machine")
+			continue
+		}
 		add(parts, c.ID, "container")
 	}
 	ts, err := call(ctx, d.ctrd.tasks.List, &tasksapi.ListTasksRequest{})
@@ -66,6 +70,12 @@ func (d *Driver) fromContainerd(ctx context.Context, parts map[ids.SandboxID][]s
 	}
 	tasks := map[string]*tasktypes.Process{}
 	for _, t := range ts.Tasks {
+		if id, ok := isPod(t.ID); ok {
+			if ours[t.ID] || exists(d.folder(id)) {
+				add(parts, string(id), "machine")
+			}
+			continue
+		}
 		if id := ids.SandboxID(t.ID); id != "" && (ours[t.ID] || exists(d.folder(id))) {
 			tasks[t.ID] = t
 			add(parts, t.ID, "task")

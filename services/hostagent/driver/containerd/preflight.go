@@ -58,14 +58,17 @@ func preflight(cfg Config) error {
 
 // runnable refuses if no tier can run: a tier that cannot does not keep the others from it.
 func runnable(cfg Config) error {
+	absent, err := absentTiers(cfg)
+	if err != nil {
+		return err
+	}
 	if cfg.Socket == "" {
 		if why := lacks(cfg, binContainerd); why != "" {
 			return errs.E("check this host", errkind.Unavailable, "", why)
 		}
 	}
-	absent, err := absentTiers(cfg)
-	if err != nil || len(absent) < len(cfg.Tiers) {
-		return err
+	if len(absent) < len(cfg.Tiers) {
+		return nil
 	}
 	return errs.E("check this host", errkind.Unavailable, "", absent[cfg.Tiers[0]])
 }

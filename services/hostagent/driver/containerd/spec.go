@@ -48,12 +48,12 @@ func (m *making) ociSpec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specs.Version,
 		Root:     &specs.Root{Path: m.d.root(m.id)},
-		Hostname: m.spec.Hostname,
+		Hostname: m.hostname(),
 		Process:  m.process(),
 		Mounts:   m.mounts(),
 		Annotations: map[string]string{
-			"io.kubernetes.cri.container-type": "sandbox",
-			"io.kubernetes.cri.sandbox-id":     string(m.id),
+			criType:    "sandbox",
+			criSandbox: string(m.id),
 		},
 		Linux: &specs.Linux{
 			CgroupsPath:   "/" + m.d.cgroupOf(m.id) + "/box",
@@ -62,9 +62,6 @@ func (m *making) ociSpec() *specs.Spec {
 			ReadonlyPaths: readonlyPaths,
 			Resources:     &specs.LinuxResources{Devices: deviceRules()},
 		},
-	}
-	if s.Hostname == "" {
-		s.Hostname = "berth"
 	}
 	s.Linux.Seccomp = m.filter(s)
 	return s

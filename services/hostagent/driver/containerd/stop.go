@@ -41,20 +41,26 @@ func (d *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
 // remove takes away all that exists of a sandbox, in the order that lets each part go: processes,
 // containerd's records, the root, the cgroup, the folder with the record last.
 func (d *Driver) remove(ctx context.Context, id ids.SandboxID) error {
-	if err := d.removeTask(ctx, id); err != nil {
-		return fmt.Errorf("remove task: %w", err)
+	names := d.names(id)
+	for _, name := range names {
+		if err := d.removeTask(ctx, id, name); err != nil {
+			return fmt.Errorf("remove task: %w", err)
+		}
 	}
 	gone := make(chan error, 1)
 	go func() { // a record in a database; the rest does not wait for its sync
-		_, err := call(ctx, d.ctrd.containers.Delete, &containersapi.DeleteContainerRequest{ID: string(id)})
-		if isNotFound(err) {
-			err = nil
+		var all error
+		for _, name := range names {
+			_, err := call(ctx, d.ctrd.containers.Delete, &containersapi.DeleteContainerRequest{ID: name})
+			if !isNotFound(err) {
+				all = errors.Join(all, err)
+			}
 		}
-		gone <- err
+		gone <- all
 	}()
 	err := d.cgroup.Remove(ctx, d.cgroupOf(id))
 	if err == nil {
-		err = d.unmountRoot(ctx, id)
+		err = errors.Join(d.removeVolume(id), d.unmountRoot(ctx, id))
 	}
 	if cerr := <-gone; cerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove container: %w", cerr))
@@ -72,7 +78,7 @@ func (d *Driver) remove(ctx context.Context, id ids.SandboxID) error {
 // removeTask kills the sandbox's processes and has containerd forget them. The kill goes through the
 // cgroup: it is quicker than the runtime's, reaches what a container's kernel does not answer for,
 // and works on a frozen sandbox, whose processes never run again.
-func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
+func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID, name string) error {
 	cg, tasks := d.cgroupOf(id), d.ctrd.tasks
 	for {
 		if d.cgroup.Exists(cg) {
@@ -80,27 +86,27 @@ func (d *Driver) removeTask(ctx context.Context, id ids.SandboxID) error {
 				d.log.Debug("processes do not end", "sandbox", id, "err", err)
 			}
 		}
-		_, err := call(ctx, tasks.Delete, &tasksapi.DeleteTaskRequest{ContainerID: string(id)})
+		_, err := call(ctx, tasks.Delete, &tasksapi.DeleteTaskRequest{ContainerID: name})
 		if err == nil {
 			return nil
 		}
 		if isNotFound(err) {
-			d.endShims(id)
+			d.endShims(id, name)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return err
 		}
 		d.log.Debug("sandbox still runs", "sandbox", id, "err", err)
-		if wait(ctx, d, id) != nil {
-			_, _ = call(ctx, tasks.Kill, &tasksapi.KillRequest{ContainerID: string(id), Signal: uint32(unix.SIGKILL), All: true})
+		if wait(ctx, d, name) != nil {
+			_, _ = call(ctx, tasks.Kill, &tasksapi.KillRequest{ContainerID: name, Signal: uint32(unix.SIGKILL), All: true})
 		}
 	}
 }
 
 // endShims ends shims of a sandbox that containerd does not know: it forgets one that it had started
 // for a task when whoever asked for the task, or containerd itself, ended before the task was made.
-func (d *Driver) endShims(id ids.SandboxID) {
+func (d *Driver) endShims(id ids.SandboxID, name string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
@@ -108,7 +114,7 @@ func (d *Driver) endShims(id ids.SandboxID) {
 			continue // it has ended meanwhile
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err == nil && isShim(strings.Split(string(raw), "\x00"), id, d.ctrd.socket) {
+		if err == nil && isShim(strings.Split(string(raw), "\x00"), name, d.ctrd.socket) {
 			d.log.Warn("ending a shim that containerd has forgotten", "sandbox", id, "pid", pid)
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -116,12 +122,12 @@ func (d *Driver) endShims(id ids.SandboxID) {
 }
 
 // isShim reports whether a command line is that of a shim of the sandbox, of the containerd with this socket.
-func isShim(args []string, id ids.SandboxID, socket string) bool {
+func isShim(args []string, name, socket string) bool {
 	has := func(flag, value string) bool {
 		i := slices.Index(args, flag)
 		return i >= 0 && i+1 < len(args) && args[i+1] == value
 	}
-	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim-") && has("-id", string(id)) && has("-address", socket)
+	return strings.HasPrefix(filepath.Base(args[0]), "containerd-shim-") && has("-id", name) && has("-address", socket)
 }
 
 // kill ends all processes of a sandbox, also where the lease keeps all of them frozen.
@@ -132,10 +138,10 @@ func (d *Driver) kill(ctx context.Context, cg string) error {
 }
 
 // wait returns when the sandbox's first process ended, or after a while.
-func wait(ctx context.Context, d *Driver, id ids.SandboxID) error {
+func wait(ctx context.Context, d *Driver, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
 	defer cancel()
-	_, err := call(ctx, d.ctrd.tasks.Wait, &tasksapi.WaitRequest{ContainerID: string(id)})
+	_, err := call(ctx, d.ctrd.tasks.Wait, &tasksapi.WaitRequest{ContainerID: name})
 	return err
 }
 
