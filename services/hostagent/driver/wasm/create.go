@@ -1,0 +1,125 @@
+package wasm
+
+import (
+	"context"
+	"os"
+
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/steps"
+)
+
+// making is one Create.
+type making struct {
+	d     *Driver
+	spec  driver.Spec
+	id    ids.SandboxID
+	rec   record
+	first *first // the first process, from its start on
+}
+
+// Create implements driver.Driver.
+func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {
+	const op = "create sandbox"
+	if err := spec.Check(d.Capabilities()); err != nil {
+		return driver.Sandbox{}, err
+	}
+	id := spec.ID()
+	defer d.lock(id)()
+	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
+		return sb, fail(op, id, err)
+	}
+	rec, err := d.claim(spec)
+	if err != nil {
+		return driver.Sandbox{}, err
+	}
+	m := &making{d: d, spec: spec, id: id, rec: rec}
+	defer m.letGo()
+	times, err := d.run.Run(ctx, m.table())
+	if err != nil {
+		if len(d.parts(id)) == 0 {
+			d.forget(id)
+		}
+		return driver.Sandbox{}, fail(op, id, err)
+	}
+	sb := d.sandbox(id, m.rec)
+	sb.Steps = times
+	return sb, nil
+}
+
+// running returns the sandbox if it runs, the zero one if nothing of it exists; what is half-made
+// or has ended is removed first.
+func (d *Driver) running(ctx context.Context, id ids.SandboxID) (driver.Sandbox, error) {
+	d.mu.Lock()
+	rec, known := d.known[id]
+	d.mu.Unlock()
+	switch {
+	case !known && len(d.parts(id)) == 0:
+		return driver.Sandbox{}, nil
+	case known && rec.Whole && rec.alive():
+		return d.sandbox(id, rec), nil
+	}
+	return driver.Sandbox{}, d.remove(ctx, id)
+}
+
+func (d *Driver) sandbox(id ids.SandboxID, r record) driver.Sandbox {
+	return driver.Sandbox{
+		ID: id, Session: r.Session, Generation: r.Generation, Epoch: r.Epoch, Tier: driver.WASM,
+		Channel: d.channel(id), Cgroup: d.cgroupOf(id), PID: r.PID,
+	}
+}
+
+// table lists the steps of a Create. The undo of all of them is that of the first: what removes a
+// sandbox removes a part of one.
+func (m *making) table() steps.Table {
+	return steps.Table{
+		{{Name: "sandbox.record", Do: m.begin, Undo: func(ctx context.Context) error { return m.d.remove(ctx, m.id) }}},
+		{{Name: "sandbox.cgroup", Do: m.makeCgroup}},
+		{{Name: "sandbox.start", Do: m.start}},
+		{{Name: "sandbox.enter", Do: m.enter}},
+		{{Name: "sandbox.whole", Do: m.whole}},
+	}
+}
+
+// points are the steps after which a Create can be made to fail, for tests.
+var points = []string{"sandbox.record", "sandbox.cgroup", "sandbox.start", "sandbox.enter", "sandbox.whole"}
+
+func (m *making) begin(context.Context) error {
+	dir := m.d.folder(m.id)
+	if err := m.rec.write(dir); err != nil {
+		return err
+	}
+	return makePipes(dir)
+}
+
+func (m *making) makeCgroup(context.Context) error {
+	l := m.spec.Limits
+	path := m.d.cgroupOf(m.id)
+	err := m.d.cgroup.Create(path, cgroup.Limits{CPUMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, PIDs: l.PIDs})
+	if err != nil {
+		return err
+	}
+	for _, dir := range m.d.cgroupFolders(path) {
+		if err := os.MkdirAll(dir+"/box", 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole notes that the sandbox is handed out.
+func (m *making) whole(context.Context) error {
+	m.rec.Whole = true
+	return m.save()
+}
+
+func (m *making) save() error {
+	if err := m.rec.write(m.d.folder(m.id)); err != nil {
+		return err
+	}
+	m.d.mu.Lock()
+	defer m.d.mu.Unlock()
+	m.d.known[m.id] = m.rec
+	return nil
+}
