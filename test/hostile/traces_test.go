@@ -75,7 +75,7 @@ func (w *world) sleepAndWake(t *testing.T) {
 	if err := w.attacker.Close(ctx); err != nil {
 		t.Fatalf("sleep: %v", err)
 	}
-	s, err := w.client.Open(ctx, sdk.OpenOptions{Template: templates[w.tier]})
+	s, err := w.client.Open(ctx, w.ask())
 	if err != nil {
 		t.Fatalf("wake: %v", err)
 	}

@@ -59,6 +59,13 @@ func probe(t *testing.T) []byte {
 func enter(t *testing.T, e *testenv.Env, tier string, program []byte) *world {
 	t.Helper()
 	w := &world{t: t, env: e.For(t), tier: tier, mark: "mark-of-the-other-" + tier}
+	why, err := w.env.AwaitTier(t.Context(), tier)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if why != "" {
+		t.Skipf("tier %s did not run: %s", tier, why)
+	}
 	w.client = w.env.Client("acme", "mallory-"+tier)
 	w.attacker = w.open(w.client)
 	w.victim = w.open(w.env.Client("globex", "victor-"+tier))
@@ -75,10 +82,7 @@ func (w *world) open(c *sdk.Client) *sdk.Session {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	defer cancel()
-	s, err := c.Open(ctx, sdk.OpenOptions{Template: templates[w.tier]})
-	if notOffered(err) {
-		w.t.Skipf("tier %s did not run: %v", w.tier, err)
-	}
+	s, err := c.Open(ctx, w.ask())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -95,9 +99,10 @@ func (w *world) open(c *sdk.Client) *sdk.Session {
 	return s
 }
 
-// notOffered reports a tier that this machine has not.
-func notOffered(err error) bool {
-	return err != nil && (strings.Contains(err.Error(), "does not offer") || strings.Contains(err.Error(), "no host offers"))
+// ask is an open in the tier. What is told of the risk lets the template's own tier be chosen.
+func (w *world) ask() sdk.OpenOptions {
+	return sdk.OpenOptions{Template: templates[w.tier],
+		Risk: sdk.Risk{CodeAuthor: sdk.UserCode, Tools: sdk.FixedTools, Network: sdk.NoNetwork, DataClass: "internal"}}
 }
 
 // hold starts the program that keeps the victim's secrets.

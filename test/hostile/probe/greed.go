@@ -24,6 +24,7 @@ var greed = map[string]attempt{
 	"dirty-flood": dirtyFlood,
 	"fd-hog":      fdHog,
 	"burn":        burn,
+	"write-some":  writeSome,
 	"inode-hog":   inodeHog,
 	"thread-bomb": threadBomb,
 	"idle":        func(a []string) (string, error) { time.Sleep(seconds(a)); return "", errNothing },
@@ -206,4 +207,26 @@ func burn(a []string) (string, error) {
 		total += <-counts
 	}
 	return strconv.Itoa(total), nil
+}
+
+// writeSome writes and syncs small files for the time, and says how many.
+func writeSome(a []string) (string, error) {
+	dir, err := os.MkdirTemp("/root", "some")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	b := make([]byte, 256<<10)
+	n := 0
+	for end := time.Now().Add(seconds(a)); time.Now().Before(end); n++ {
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(n%8)))
+		if err != nil {
+			return "", err
+		}
+		_, err = f.Write(b)
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			return "", err
+		}
+	}
+	return strconv.Itoa(n), nil
 }
