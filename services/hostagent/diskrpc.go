@@ -98,6 +98,7 @@ func (h *host) rpcGrow(ctx context.Context, _ bus.Request, req *hostv1.GrowReque
 	}
 	s.mu.Lock()
 	err = s.awakeIn(op, req.GetSession())
+	sb := s.sb
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -106,6 +107,11 @@ func (h *host) rpcGrow(ctx context.Context, _ bus.Request, req *hostv1.GrowReque
 	n, err := h.disks.Grow(ctx, k, req.GetSizeBytes())
 	if err != nil {
 		return nil, errs.Wrap(op, s.key.String(), err)
+	}
+	if sb != nil && h.raw(string(sb.Tier)) {
+		if n, err = h.growInside(ctx, sb, n); err != nil {
+			return nil, errs.Wrap(op, s.key.String(), err)
+		}
 	}
 	h.log.Info("a disk grew", "session", s.key, "bytes", n)
 	return &hostv1.GrowReply{SizeBytes: n}, nil

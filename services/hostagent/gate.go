@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -122,10 +123,14 @@ func (g *gate) Checkpoint(ctx context.Context) (*corev1.Manifest, error) {
 	return g.s.h.manifest(g.generation, r.Info), nil
 }
 
-// Export writes the session's own files as they are now, from a still copy of its disk.
+// Export writes the session's own files as they are now, from a still copy of its disk, or, where the
+// host may not look at that, from inside while the session goes on.
 func (g *gate) Export(ctx context.Context, w io.Writer) (out layer.Stats, err error) {
 	if err := flush(ctx, g.sb); err != nil {
 		return out, err
+	}
+	if g.s.h.raw(string(g.sb.Tier)) {
+		return g.exportInside(ctx, w)
 	}
 	v, err := g.s.h.disks.View(ctx, disk.Key{Session: g.s.key, Generation: g.generation}, g.epoch)
 	if err != nil {
@@ -144,6 +149,27 @@ func (g *gate) Export(ctx context.Context, w io.Writer) (out layer.Stats, err er
 	defer upper.Close()
 	return layer.Write(ctx, w, upper, layer.Limits{})
 }
+
+// exportInside has the machine write the archive: no host reads a disk that one wrote. What comes is
+// passed on to the session's user, and bounded by what the disk could hold.
+func (g *gate) exportInside(ctx context.Context, w io.Writer) (out layer.Stats, err error) {
+	rec, err := g.s.h.disks.Get(disk.Key{Session: g.s.key, Generation: g.generation})
+	if err != nil {
+		return out, err
+	}
+	n, said, err := g.sb.guest.Export(ctx, w, 2*rec.Size+exportRoom)
+	if err != nil {
+		return out, err
+	}
+	out = layer.Stats{Bytes: n, Entries: said.Entries, Skipped: said.Skipped, Attributes: said.Attributes}
+	for _, name := range said.Names {
+		out.SkippedNames = append(out.SkippedNames, strings.ToValidUTF8(string(name), "?"))
+	}
+	return out, nil
+}
+
+// exportRoom is more than the headers of an archive take that holds little else.
+const exportRoom = 1 << 30
 
 // Place is the text of session.json.
 func (g *gate) Place() string { return string(g.sb.place) }
@@ -265,6 +291,9 @@ func (h *host) reattach(ctx context.Context, sb *sandbox) (*sandbox, []string, e
 	if h.bare {
 		return &sandbox{Sandbox: sb.Sandbox, place: sb.place}, nil, nil
 	}
+	if err := h.goesOn(sb); err != nil {
+		return nil, nil, err
+	}
 	conn, err := h.greet(ctx, sb.Channel)
 	if err != nil {
 		return nil, nil, err
@@ -276,5 +305,10 @@ func (h *host) reattach(ctx context.Context, sb *sandbox) (*sandbox, []string, e
 		_ = conn.Close()
 		return nil, nil, err
 	}
-	return sb.again(conn), running, nil
+	fresh := sb.again(conn)
+	if err := h.minds(fresh); err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	return fresh, running, nil
 }

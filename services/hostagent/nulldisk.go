@@ -53,6 +53,8 @@ func (n *nullDisks) Attach(_ context.Context, w disk.Want) (disk.Attachment, err
 		return disk.Attachment{}, errs.E(op, errkind.Conflict, w.Key.String(), "asked for a fresh disk, but this generation was already active here")
 	case !w.Fresh && !d.rec.Usable(w.Head, w.LastActive):
 		return disk.Attachment{}, errs.E(op, errkind.StaleEpoch, w.Key.String(), "the local disk is not the newest")
+	case d != nil && d.rec.VMWritten && !w.Raw:
+		return disk.Attachment{}, errs.E(op, errkind.Refused, w.Key.String(), errkind.VMWritten+"; it wakes in a virtual machine only")
 	case d.attached && d.rec.Attached != w.Epoch:
 		return disk.Attachment{}, errs.E(op, errkind.Busy, w.Key.String(), "the disk is attached for another epoch")
 	}
@@ -61,6 +63,7 @@ func (n *nullDisks) Attach(_ context.Context, w disk.Want) (disk.Attachment, err
 		d.rec.State, d.rec.Epoch = disk.Dirty, w.LastActive
 	}
 	d.rec.Attached, d.attached = w.Epoch, true
+	d.rec.VMWritten = d.rec.VMWritten || w.Raw
 	return disk.Attachment{Record: d.rec, Created: created}, nil
 }
 
@@ -232,6 +235,8 @@ func (n *nullDisks) Grow(_ context.Context, k disk.Key, size uint64) (uint64, er
 func (n *nullDisks) View(_ context.Context, k disk.Key, _ ids.Epoch) (*disk.View, error) {
 	return nil, errs.E("look into a disk", errkind.Unimplemented, k.String(), "disks in memory hold no files")
 }
+
+func (n *nullDisks) SetWriters(disk.Key, ids.Epoch, disk.Writers) error { return nil }
 
 // nullSaves makes manifests of disks in memory, which name nothing that is stored.
 type nullSaves struct {

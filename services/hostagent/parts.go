@@ -34,6 +34,7 @@ type minder interface {
 	Usage(k disk.Key) (disk.Usage, error)
 	Grow(ctx context.Context, k disk.Key, size uint64) (uint64, error)
 	View(ctx context.Context, k disk.Key, epoch ids.Epoch) (*disk.View, error)
+	SetWriters(k disk.Key, epoch ids.Epoch, w disk.Writers) error
 }
 
 type keeper interface {

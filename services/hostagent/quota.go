@@ -32,16 +32,37 @@ func (h *host) quotas(ctx context.Context) {
 			rec, sb := s.rec, s.sb
 			awake := s.st.Phase == core.Awake && sb != nil
 			s.mu.Unlock()
-			if awake {
-				s.lookAtQuota(rec, sb)
+			switch {
+			case !awake:
+			case h.raw(rec.Tier):
+				s.askForQuota(ctx, rec, sb)
+			default:
+				s.lookAtQuota(ctx, rec, sb)
 			}
 		}
 	}
 }
 
+// askForQuota is lookAtQuota where a guest has to be asked, which may say nothing; one question at a time.
+func (s *session) askForQuota(ctx context.Context, rec inventory.Record, sb *sandbox) {
+	s.mu.Lock()
+	asked := sb.memo().asked
+	sb.memo().asked = true
+	s.mu.Unlock()
+	if asked {
+		return
+	}
+	s.h.ops.Go(func() {
+		s.lookAtQuota(ctx, rec, sb)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		sb.memo().asked = false
+	})
+}
+
 // lookAtQuota tells when a disk has come near its end, and again when it is full.
-func (s *session) lookAtQuota(rec inventory.Record, sb *sandbox) {
-	u, err := s.h.disks.Usage(disk.Key{Session: rec.Session, Generation: rec.Generation})
+func (s *session) lookAtQuota(ctx context.Context, rec inventory.Record, sb *sandbox) {
+	u, err := s.h.usage(ctx, rec, sb)
 	if err != nil || u.Size == 0 {
 		return // it was just taken away
 	}

@@ -106,7 +106,7 @@ func (h *host) manifest(g ids.Generation, m archive.Info) *corev1.Manifest {
 	return &corev1.Manifest{
 		Id: m.ID, Generation: stamp(ids.Epoch(g)), Epoch: stamp(m.Epoch), Parent: m.Parent, ImageDigest: m.Image, TakenAt: timestamppb.New(m.TakenAt),
 		SizeBytes: m.Size, AllocatedBytes: m.Allocated, Host: string(h.id),
-		CrashConsistent: m.CrashConsistent, RestoredFrom: m.RestoredFrom,
+		CrashConsistent: m.CrashConsistent, RestoredFrom: m.RestoredFrom, VmWritten: m.VMWritten,
 	}
 }
 

@@ -130,6 +130,7 @@ func (h *host) sealing(o *operation) saver.Session {
 	if req, ok := o.req.(*hostv1.SleepRequest); ok {
 		on.Head = req.GetParent()
 	}
+	on.Unflushed = h.unwritten(o)
 	return on
 }
 
@@ -189,6 +190,9 @@ func (s *session) quiesce(ctx context.Context, sb *sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.Grace+5*time.Second)
 	defer cancel()
 	q, err := sb.guest.Quiesce(ctx, s.h.cfg.Grace)
+	sb.activate.Lock()
+	sb.quiet = err == nil && q.Remaining == 0
+	sb.activate.Unlock()
 	if err != nil || q.Remaining > 0 {
 		s.h.log.Warn("processes did not end in time", "session", s.key, "remaining", q.Remaining, "error", err)
 	}

@@ -31,6 +31,7 @@ type saved struct {
 	running bool
 	unsaved bool // it was said that the disk cannot be saved
 	quota   int  // how full its user was told last that it is
+	asked   bool // a guest is being asked how full it is
 }
 
 // memo is what is remembered of a sandbox's disk. session.mu is held.
@@ -126,7 +127,9 @@ func (h *host) save(ctx context.Context, on saver.Session, sb *sandbox) error {
 		h.log.Warn("a guest does not write out its files; the snapshot is crash-consistent", "session", on.Session, "error", err)
 		on.Unflushed = true
 	}
-	if dirty, err := h.disks.Dirty(on.Key); err != nil || !dirty {
+	// What a machine has in memory shows nowhere: one that says nothing may have written anything.
+	unknown := on.Unflushed && sb != nil && h.raw(string(sb.Tier))
+	if dirty, err := h.disks.Dirty(on.Key); err != nil || !dirty && !unknown {
 		return err
 	}
 	r, err := h.saves.Save(ctx, on)

@@ -39,6 +39,7 @@ type sandbox struct {
 	activate  sync.Mutex // of what follows
 	activated bool
 	oomTold   uint64 // kills for memory that an exit told of
+	quiet     bool   // nothing runs in it any more, and all is written out
 
 	saved *saved // of session.mu
 }
@@ -192,6 +193,10 @@ func (m *making) attach(ctx context.Context) error {
 		Key: m.key, Epoch: m.epoch, Head: m.req.GetManifest(),
 		LastActive: grant.EpochOf(m.req.GetLastActiveEpoch()), Fresh: m.req.GetFresh(),
 		Size: t.GetLimits().GetDiskBytes(), Image: m.image.Digest, Ephemeral: ephemeral(t),
+		Raw: m.s.h.raw(tierName(t.GetTier())),
+	}
+	if m.req.GetVmWritten() && !want.Raw {
+		return errs.Errorf("attach disk", errkind.Refused, "%s; it wakes in a virtual machine only, and tier %s is none on this host", errkind.VMWritten, tierName(t.GetTier()))
 	}
 	var err error
 	if m.req.GetRestore() == "" {
@@ -286,9 +291,10 @@ func (m *making) create(ctx context.Context) (err error) {
 	h, l := m.s.h, m.req.GetTerms().GetLimits()
 	spec := driver.Spec{
 		Session: m.key.Session, Generation: m.key.Generation, Epoch: m.epoch,
-		Tier: driver.Tier(tierName(m.req.GetTerms().GetTier())), Image: m.image, Disk: m.disk.Root,
+		Tier: driver.Tier(tierName(m.req.GetTerms().GetTier())), Image: m.image, Disk: m.disk.Root, DiskImage: m.disk.File,
 		Guest: h.cfg.Guest, Env: m.image.Env, Hostname: "berth",
-		Limits: driver.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids()},
+		Limits: driver.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids(),
+			DiskBytesPerSecond: l.GetDiskBytesPerSecond(), DiskOpsPerSecond: l.GetDiskOpsPerSecond(), OpenFiles: l.GetOpenFiles()},
 	}
 	spec.RunDir = h.runFolder(spec.ID())
 	m.sb.Sandbox, err = h.drv.Create(ctx, spec)
@@ -296,8 +302,10 @@ func (m *making) create(ctx context.Context) (err error) {
 }
 
 func (m *making) hello(ctx context.Context) (err error) {
-	m.sb.guest, err = m.s.h.greet(ctx, m.sb.Channel)
-	return err
+	if m.sb.guest, err = m.s.h.greet(ctx, m.sb.Channel); err != nil {
+		return err
+	}
+	return m.s.h.minds(m.sb)
 }
 
 func (m *making) hangUp(context.Context) error {
