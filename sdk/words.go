@@ -208,3 +208,10 @@ func statusOf(s *identityv1.SessionStatus) Status {
 		Retention: t.GetRetention().AsDuration(), ChangedAt: s.GetChangedAt().AsTime(),
 	}
 }
+
+// OwnCode is the least risk that native code has: the user wrote it, it runs
+// programs of the template alone, reaches nowhere, and its data is internal. The
+// default policy lets the template's own tier be chosen for it.
+func OwnCode() Risk {
+	return Risk{CodeAuthor: UserCode, Tools: FixedTools, Network: NoNetwork, DataClass: "internal"}
+}

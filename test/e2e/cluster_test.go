@@ -20,7 +20,7 @@ func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
 	sessions := map[string]*sdk.Session{}
 	hosts := map[string]bool{}
 	for _, u := range users {
-		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container"})
+		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 		sessions[u] = s
 		hosts[e.HostOf(s.Key())] = true
 		put(t, s, "/root/f", u+"'s")
@@ -39,7 +39,7 @@ func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
 		if err := sessions[u].Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container"})
+		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 		if got := content(t, s, "/root/f"); got != u+"'s" || s.Epoch() == epochs[u] {
 			t.Errorf("after a sleep %s has %q (%s, epoch %s)", u, got, s.Origin(), s.Epoch())
 		}
@@ -53,7 +53,7 @@ func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
 	}
 	e.Up()
 	for _, u := range users {
-		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container"})
+		s := open(t, e.Client("acme", u), sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 		got, want := content(t, s, "/root/f"), u+"'s"
 		if u == "bob" {
 			want = "-"
@@ -68,7 +68,7 @@ func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
 // next start takes over what runs.
 func TestKillNineOfAClusterAdoptsLiveSandboxes(t *testing.T) {
 	e := testenv.Cluster(t, "--hosts", "2", "--schedulers", "3", "--nats", "1")
-	o := sdk.OpenOptions{Template: "container"}
+	o := sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()}
 	s := open(t, e.Client("acme", "ann"), o)
 	put(t, s, "/root/f", "before")
 	before := e.Info().Members
@@ -91,7 +91,7 @@ func TestKillNineOfAClusterAdoptsLiveSandboxes(t *testing.T) {
 func TestAMemberThatDiesIsStartedAgain(t *testing.T) {
 	e := testenv.Cluster(t)
 	c := e.Client("acme", "ann")
-	s := open(t, c, sdk.OpenOptions{Template: "container"})
+	s := open(t, c, sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 	put(t, s, "/root/f", "kept")
 	for _, name := range []string{"identity", "lifecycle", "credentials", e.Leader(), "nats-2", e.HostOf(s.Key())} {
 		old := e.Member(name).Show()
@@ -104,7 +104,7 @@ func TestAMemberThatDiesIsStartedAgain(t *testing.T) {
 			return nil
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		s, err := c.Open(ctx, sdk.OpenOptions{Template: "container"})
+		s, err := c.Open(ctx, sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 		cancel()
 		if err != nil {
 			t.Fatalf("after the end of %s: %v", name, err)

@@ -71,7 +71,7 @@ func TestKillNineInTheMiddleOfAnyStep(t *testing.T) {
 		}
 		e.Up()
 		c := e.Client("acme", "ann")
-		s := open(t, c, sdk.OpenOptions{Name: name, Template: template})
+		s := open(t, c, sdk.OpenOptions{Name: name, Template: template, Risk: sdk.OwnCode()})
 		got := sh(t, s, "cat /root/f 2>/dev/null || true")
 		if want := last[name]; want != "" && got < want {
 			t.Fatalf("round %d: the file says %q, an older content than the acknowledged %q (%s)", round, got, want, s.Origin())
@@ -95,7 +95,7 @@ func work(t *testing.T, e *testenv.Env, name, template string, last map[string]s
 	}
 	defer c.Close()
 	for i := 0; ctx.Err() == nil; i++ {
-		s, err := c.Open(ctx, sdk.OpenOptions{Name: name, Template: template})
+		s, err := c.Open(ctx, sdk.OpenOptions{Name: name, Template: template, Risk: sdk.OwnCode()})
 		if err != nil {
 			return acked
 		}

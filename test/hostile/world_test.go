@@ -101,8 +101,7 @@ func (w *world) open(c *sdk.Client) *sdk.Session {
 
 // ask is an open in the tier. What is told of the risk lets the template's own tier be chosen.
 func (w *world) ask() sdk.OpenOptions {
-	return sdk.OpenOptions{Template: templates[w.tier],
-		Risk: sdk.Risk{CodeAuthor: sdk.UserCode, Tools: sdk.FixedTools, Network: sdk.NoNetwork, DataClass: "internal"}}
+	return sdk.OpenOptions{Template: templates[w.tier], Risk: sdk.OwnCode()}
 }
 
 // hold starts the program that keeps the victim's secrets.

@@ -79,7 +79,7 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *pe
 	note("cold open to first output and resume, %s, %d rounds", t.name, coldRounds)
 	var cold, bare, resume []time.Duration
 	for i := range coldRounds + 1 {
-		o := sdk.OpenOptions{Name: fmt.Sprintf("cold%d", i), Template: t.template}
+		o := sdk.OpenOptions{Name: fmt.Sprintf("cold%d", i), Template: t.template, Risk: sdk.OwnCode()}
 		first, s, err := openToOutput(ctx, client, o)
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // same machine.
 func (b *bench) execs(ctx context.Context, client *sdk.Client, plain *peer.Peer, t tier) error {
 	note("exec of true in a live session, %s, %d rounds", t.name, execRounds)
-	s, err := client.Open(ctx, sdk.OpenOptions{Name: "exec", Template: t.template})
+	s, err := client.Open(ctx, sdk.OpenOptions{Name: "exec", Template: t.template, Risk: sdk.OwnCode()})
 	if err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (b *bench) asleep(ctx context.Context, up *upproc.Process, client *sdk.Clie
 	before := residue.Take()
 	for _, t := range tiers {
 		for i := range 3 {
-			s, err := client.Open(ctx, sdk.OpenOptions{Name: fmt.Sprintf("sleeper-%s-%d", t.name, i), Template: t.template})
+			s, err := client.Open(ctx, sdk.OpenOptions{Name: fmt.Sprintf("sleeper-%s-%d", t.name, i), Template: t.template, Risk: sdk.OwnCode()})
 			if err != nil {
 				return err
 			}

@@ -123,7 +123,7 @@ func (b *bench) measure(ctx context.Context, t tier) error {
 
 // ask is an open in a tier. What is told of the risk lets the template's own tier be chosen.
 func (b *bench) ask(t tier, name string) sdk.OpenOptions {
-	o := sdk.OpenOptions{Name: name, Template: t.template, Risk: ownCode}
+	o := sdk.OpenOptions{Name: name, Template: t.template, Risk: sdk.OwnCode()}
 	if !t.native() {
 		o.Risk = sdk.Risk{CodeAuthor: sdk.OperatorCode, Tools: sdk.BoundedTools, Network: sdk.NoNetwork, DataClass: "public"}
 	}
@@ -145,6 +145,3 @@ func (t tier) hello() []string {
 }
 
 func note(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }
-
-// ownCode is the risk of what the user wrote, which lets a template's own tier be chosen.
-var ownCode = sdk.Risk{CodeAuthor: sdk.UserCode, Tools: sdk.FixedTools, Network: sdk.NoNetwork, DataClass: "internal"}
