@@ -212,7 +212,8 @@ func detail(e *core.Event, out *schedulerv1.Event) {
 	host, req := e.Host.String(), e.Request.String()
 	switch e.Kind {
 	case core.Admitted:
-		d := &schedulerv1.Admitted{Terms: protoTerms(terms), RequestId: req, Cause: e.Cause, SessionName: e.Name}
+		d := &schedulerv1.Admitted{Terms: protoTerms(terms), RequestId: req, Cause: e.Cause, SessionName: e.Name,
+			TierDecision: protoDecision(e.Decision)}
 		if e.Actor != nil {
 			d.Actor = protoActor(*e.Actor)
 		}

@@ -173,7 +173,8 @@ func (l *leader) openOf(a *corev1.Admission) (*core.Open, error) {
 	}
 	now := core.At(time.Now())
 	o := &core.Open{Actor: actor, Terms: termsOf(a.GetTerms()), Request: id, Hash: a.GetBodyHash(),
-		StoredAt: timeOf(a.GetStoredAt()), Deadline: timeOf(a.GetDeadline()), Cause: a.GetCause(), Name: a.GetSessionName(), Keys: keys}
+		StoredAt: timeOf(a.GetStoredAt()), Deadline: timeOf(a.GetDeadline()), Cause: a.GetCause(), Name: a.GetSessionName(), Keys: keys,
+		Decision: decisionOf(a.GetTierDecision())}
 	if o.StoredAt == 0 {
 		o.StoredAt = now
 	}

@@ -119,6 +119,8 @@ type Open struct {
 	Cause    corev1.Cause     `json:"cause,omitempty"`
 	Name     string           `json:"name,omitempty"`
 	Keys     []ids.SessionKey `json:"keys"`
+	// Decision says why these terms name that tier; nil: nobody said.
+	Decision *Decision `json:"decision,omitempty"`
 	// Candidates are what Rank gave; Alive is what older formats had instead.
 	Candidates []Candidate `json:"candidates,omitempty"`
 	Alive      []ids.Host  `json:"alive,omitempty"`

@@ -405,6 +405,7 @@ type Event struct {
 	Cause        corev1.Cause   `json:"cause,omitempty"`
 	Actor        *Actor         `json:"actor,omitempty"`
 	Terms        *Terms         `json:"terms,omitempty"`
+	Decision     *Decision      `json:"decision,omitempty"` // of admitted
 	Failure      *Failure       `json:"failure,omitempty"`
 	RetryUntil   Time           `json:"retry_until,omitempty"`
 	Plan         *Plan          `json:"plan,omitempty"`    // of placed

@@ -170,6 +170,7 @@ func (x *tx) admit(s *Session, o *Open) (*Record, *Outcome) {
 	s.Actor = x.s.in.actor(o.Actor)
 	x.emit(s, Admitted, func(e *Event) {
 		e.Actor, e.Terms, e.Request, e.Cause, e.Name = &o.Actor, admitted(o, w), o.Request, o.Cause, s.Name
+		e.Decision = o.Decision.Raised(w.Terms.Tier, w.Terms.TierReason)
 	})
 	return r, nil
 }
