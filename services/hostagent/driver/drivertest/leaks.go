@@ -146,7 +146,6 @@ func openFiles(t *testing.T) int {
 
 // reopened: a driver that leaves something of its own each time it is opened and closed.
 func (s *suite) reopened(t *testing.T) {
-	s.open(t)
 	open := func() {
 		if err := s.host.Open(t).Close(); err != nil {
 			t.Fatal(err)
