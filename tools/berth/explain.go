@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,9 +46,11 @@ func (c *sessionExplainCmd) Run(a *app) error {
 type explainOut struct {
 	showOut
 	// Summary is the whole of it in sentences, the most important first.
-	Summary []string   `json:"summary"`
-	Placed  *placedOut `json:"placed,omitempty"`
-	Now     *planOut   `json:"now,omitempty"`
+	Summary []string `json:"summary"`
+	// Decision says why the last open got its isolation tier.
+	Decision *decisionOut `json:"tier_decision,omitempty"`
+	Placed   *placedOut   `json:"placed,omitempty"`
+	Now      *planOut     `json:"now,omitempty"`
 
 	at *hostOut // the host that it needs or is on, where that is known
 }
@@ -86,6 +90,7 @@ func explainOutOf(r *schedulerv1.ExplainReply, admitted, placed sdk.Event, all [
 		}
 		return nil
 	}
+	out.Decision = decisionOutOf(of(admitted).GetAdmitted().GetTierDecision())
 	if p := of(placed).GetPlaced(); p != nil {
 		out.Placed = &placedOut{At: placed.Time.UTC(), Epoch: stamp(of(placed).GetSession().GetEpoch()), Host: p.GetHost(), Reason: p.GetReason(),
 			RequestID: p.GetRequestId(), Plan: planOutOf(p.GetPlan())}
@@ -158,6 +163,9 @@ func summary(x explainOut) []string {
 		if x.Placed.WaitedMS > longWait {
 			say("The last open waited %.1f s for that place.", x.Placed.WaitedMS/1000)
 		}
+	}
+	for _, s := range tierSentences(x.Decision) {
+		say("%s", s)
 	}
 	if step, ok := slowest(x.LastWake); ok {
 		say("Its last wake took %s in all; the longest step was %s with %s.", msWord(x.LastWake.TotalMS), step.Name, msWord(step.TookMS))
@@ -239,11 +247,29 @@ func (a *app) renderExplain(x explainOut) {
 		fmt.Fprintf(a.stdout, "\nwhy %s, at %s\n", x.Placed.Host, when(x.Placed.At))
 		a.renderPlan(*x.Placed.Plan)
 	}
+	a.renderDecision(x.Decision)
 	a.renderWake(x.showOut)
 	if x.Now != nil {
 		fmt.Fprintln(a.stdout, map[bool]string{false: "\na wake now", true: "\nif it had to wake now"}[x.State == "active"])
 		a.renderPlan(*x.Now)
 	}
+}
+
+// renderDecision prints the facts that the tier policy saw.
+func (a *app) renderDecision(d *decisionOut) {
+	if d == nil {
+		return
+	}
+	fmt.Fprintln(a.stdout, "\nwhat the tier policy saw")
+	var rows [][]string
+	for _, k := range slices.Sorted(maps.Keys(d.Facts)) {
+		note := ""
+		if slices.Contains(d.Unknown, k) {
+			note = "nobody told; counted as the riskiest"
+		}
+		rows = append(rows, []string{"  " + plain(k), plain(d.Facts[k]), note})
+	}
+	table(a.stdout, rows)
 }
 
 func (a *app) renderPlan(p planOut) {

@@ -19,6 +19,7 @@ import (
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/services/lifecycle/tierpolicy"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -96,9 +97,29 @@ func sampleExplain() explainOut {
 	e := event("placed", &schedulerv1.Event{Session: r.Session, At: timestamppb.New(at.Add(-time.Hour)), State: corev1.State_STATE_WAKING,
 		Detail: &schedulerv1.Event_Placed{Placed: &schedulerv1.Placed{Host: "host-1", Reason: "its disk is here", RequestId: "r1", Plan: before}}})
 	e.Time = at.Add(-time.Hour)
-	asked := event("admitted", &schedulerv1.Event{Session: r.Session, Detail: &schedulerv1.Event_Admitted{Admitted: &schedulerv1.Admitted{RequestId: "r1"}}})
+	asked := event("admitted", &schedulerv1.Event{Session: r.Session, Detail: &schedulerv1.Event_Admitted{Admitted: &schedulerv1.Admitted{RequestId: "r1", TierDecision: sampleDecision()}}})
 	asked.Time = e.Time.Add(-1500 * time.Millisecond)
 	return explainOutOf(&schedulerv1.ExplainReply{Record: r, Now: samplePlan()}, asked, e, []*schedulerv1.HostRecord{{Host: "host-1", Lost: true}, {Host: "host-2", Alive: true}})
+}
+
+func sampleDecision() *corev1.TierDecision {
+	return &corev1.TierDecision{Chosen: corev1.Tier_TIER_GVISOR, Floor: corev1.Tier_TIER_CONTAINER, FloorFrom: "the template's tier", Rule: "foreign-code",
+		Wanted: corev1.Tier_TIER_GVISOR, Unknown: []string{"request.data_class"},
+		PassedOver: []string{"microvm: it is emulated here (tcg), which counts as no stronger than gvisor", "kata: no host offers it (no handler is installed)"},
+		Facts:      map[string]string{"request.code_author": "model", "request.data_class": "restricted", "request.tools": "any", "fleet.tiers": "container, gvisor, microvm (tcg)"}}
+}
+
+// samplePolicy is a policy with a section of a tenant, and cases of which one fails.
+func samplePolicy(t *testing.T) (*tierpolicy.Policy, []tierpolicy.Case) {
+	p, err := tierpolicy.Load(filepath.Join("testdata", "policy", "tier.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases, err := tierpolicy.LoadCases(filepath.Join("testdata", "policy", "cases.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, cases
 }
 
 func sampleDead() deadListOut {
@@ -206,7 +227,7 @@ func hostEvent(name string, body proto.Message) sdk.Event {
 }
 
 // samples are every output, for a person and as JSON.
-func samples() map[string]func(*app) error {
+func samples(t *testing.T) map[string]func(*app) error {
 	show := func(v any, human func(*app)) func(*app) error {
 		return func(a *app) error { return a.print(v, func() { human(a) }) }
 	}
@@ -217,6 +238,9 @@ func samples() map[string]func(*app) error {
 	restore, verified := sampleRestore(), sampleVerify()
 	grown := growOut{sampleKey, "default", 8 << 30, 4 << 30, true}
 	one := dead.Messages[0]
+	policy, cases := samplePolicy(t)
+	tested, shown := policyTestOutOf(policy, cases), policyOutOf(policy)
+	linted := policyLintOut{File: policy.Source, Rules: len(policy.Rules()), Tenants: len(policy.Tenants())}
 	one.Header, one.Body = map[string][]string{"Ce-Id": {"x"}}, []byte("body\x00")
 	said := func(text string) func(*app) { return func(a *app) { _, _ = a.stdout.Write([]byte(text)) } }
 	return map[string]func(*app) error{
@@ -229,6 +253,9 @@ func samples() map[string]func(*app) error {
 		"host-remove":          show(sampleRemoved(), func(a *app) { a.renderRemoved(sampleRemoved()) }),
 		"scheduler-peers":      show(samplePeers(), func(a *app) { a.renderPeers(samplePeers()) }),
 		"session-explain":      show(sampleExplain(), func(a *app) { a.renderExplain(sampleExplain()) }),
+		"policy-tier-test":     show(tested, func(a *app) { a.renderPolicyTest(tested) }),
+		"policy-tier-show":     show(shown, func(a *app) { a.renderPolicy(shown) }),
+		"policy-tier-lint":     show(linted, func(a *app) { a.renderPolicyLint(linted) }),
 		"dead-list":            show(dead, func(a *app) { a.renderDead(dead) }),
 		"dead-show":            show(one, func(a *app) { a.renderDeadOne(one) }),
 		"dead-retry":           show(retriedOut{3, true}, said("message 3 was handled\n")),
@@ -260,7 +287,7 @@ func samples() map[string]func(*app) error {
 }
 
 func TestOutput(t *testing.T) {
-	for name, print := range samples() {
+	for name, print := range samples(t) {
 		for ext, json := range map[string]bool{"txt": false, "json": true} {
 			var out bytes.Buffer
 			if err := print(&app{stdout: &out, json: json, now: func() time.Time { return at.Add(90 * time.Minute) }}); err != nil {
@@ -310,7 +337,7 @@ func TestDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name := range samples() {
+	for name := range samples(t) {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".json"))
 		if err != nil {
 			t.Fatal(err)

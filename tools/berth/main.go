@@ -32,6 +32,7 @@ type cli struct {
 	Tail      tailCmd      `cmd:"" help:"Follow what happens to sessions."`
 	Host      hostCmd      `cmd:"" help:"Hosts of the platform."`
 	Scheduler schedulerCmd `cmd:"" help:"Replicas of the scheduler."`
+	Policy    policyCmd    `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
 	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`
 	Request   requestCmd   `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
 	Dev       devCmd       `cmd:"" help:"For development on one machine."`

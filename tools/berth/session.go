@@ -25,10 +25,10 @@ type sessionCmd struct {
 type sessionOpenCmd struct {
 	userFlags
 	selector
-	Ephemeral bool          `help:"Close or idle deletes it."`
-	Template  string        `help:"Template; default: the plan's." placeholder:"NAME"`
-	MinTier   string        `help:"Weakest tier that is acceptable: container, gvisor, kata or microvm." placeholder:"TIER"`
-	Untrusted bool          `help:"The code was not written by the user."`
+	Ephemeral bool   `help:"Close or idle deletes it."`
+	Template  string `help:"Template; default: the plan's." placeholder:"NAME"`
+	MinTier   string `help:"Weakest tier that is acceptable: container, gvisor, kata or microvm." placeholder:"TIER"`
+	riskFlags
 	Wait      time.Duration `help:"How long to wait for the session to be ready." default:"60s"`
 	NoWait    bool          `help:"Put the request on the queue and return once it is stored."`
 	Queue     bool          `help:"Use the durable door."`
@@ -41,7 +41,7 @@ func (c *sessionOpenCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	o := sdk.OpenOptions{Name: name, Template: c.Template, MinTier: sdk.Tier(c.MinTier), Risk: sdk.Risk{UntrustedCode: c.Untrusted},
+	o := sdk.OpenOptions{Name: name, Template: c.Template, MinTier: sdk.Tier(c.MinTier), Risk: c.risk(),
 		Wait: c.Wait, ViaQueue: c.Queue, RequestID: c.RequestID}
 	if c.Ephemeral {
 		o.Persistence = sdk.Ephemeral
