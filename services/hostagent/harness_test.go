@@ -42,6 +42,7 @@ type rig struct {
 	cfg   Config
 	drv   driver.Driver // nil: the one that cfg names
 	disks disks         // nil: as the driver needs
+	tune  func(*host)   // called before it runs
 	load  Loader
 	clock *movedClock   // of the lease; nil: the machine's
 	noted *notes        // what was refused
@@ -94,6 +95,9 @@ func (r *rig) start() {
 	}
 	if r.disks != nil {
 		h.disks, h.saves = r.disks, nullSaves{r.disks.(*nullDisks), h}
+	}
+	if r.tune != nil {
+		r.tune(h)
 	}
 	run := &running{h: h, conn: conn, stop: cancel, done: make(chan error, 1)}
 	ready := make(chan struct{})

@@ -46,6 +46,14 @@ func guestMain() int {
 		fmt.Fprintln(os.Stderr, "guest:", err)
 		return 98
 	}
+	if dir := os.Getenv("BERTH_TEST_UPPER"); dir != "" { // as in a machine
+		upper, err := os.Open(dir)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "guest:", err)
+			return 97
+		}
+		return agent.MainOn(os.Stdin, os.Stdout, agent.Options{Upper: upper})
+	}
 	return agent.Main(nil)
 }
 
@@ -89,6 +97,8 @@ type procs struct {
 	// slow delays Create until it is closed.
 	slow chan struct{}
 	ev   chan driver.Event
+	env  func(driver.Spec) []string
+	caps map[driver.Tier]driver.Capabilities // nil: of tier null alone
 }
 
 type proc struct {
@@ -113,6 +123,9 @@ func newProcs(t *testing.T) *procs {
 }
 
 func (p *procs) Capabilities() map[driver.Tier]driver.Capabilities {
+	if p.caps != nil {
+		return p.caps
+	}
 	return map[driver.Tier]driver.Capabilities{driver.Null: {Native: true, Adopts: true, Holds: true}}
 }
 
@@ -166,6 +179,9 @@ func (p *procs) spawn(spec driver.Spec) (*proc, error) {
 	}
 	q.cmd = exec.Command("/proc/self/exe")
 	q.cmd.Env = append(os.Environ(), "BERTH_TEST_ROLE=guest")
+	if p.env != nil {
+		q.cmd.Env = append(q.cmd.Env, p.env(spec)...)
+	}
 	q.cmd.Stdin, q.cmd.Stdout = q.held[0], q.held[1]
 	q.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
 	if err := q.cmd.Start(); err != nil {
