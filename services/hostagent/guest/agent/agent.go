@@ -73,6 +73,8 @@ type Options struct {
 	Program Program
 	// MaxTime ends an exec that asked for no shorter time; 0: none.
 	MaxTime time.Duration
+	// Cgroup, if set, is the folder of the cgroup that every exec starts in.
+	Cgroup *os.File
 	// Disk is set in a virtual machine.
 	Disk Disk
 	// Upper is the session's own layer below the root, where Disk is set.

@@ -26,10 +26,11 @@ func (a *Agent) program(req *wire.ExecStart, user *account, dir string) (string,
 	if a.opts.Program == nil {
 		path, err := lookPath(argv[0], dir, env)
 		return path, func(files [3]uintptr) (int, error) {
-			return syscall.ForkExec(path, argv, &syscall.ProcAttr{
-				Dir: dir, Env: env, Files: files[:],
-				Sys: &syscall.SysProcAttr{Setsid: true, Setctty: req.PTY != nil, Credential: user.credential()},
-			})
+			sys := &syscall.SysProcAttr{Setsid: true, Setctty: req.PTY != nil, Credential: user.credential()}
+			if a.opts.Cgroup != nil {
+				sys.UseCgroupFD, sys.CgroupFD = true, int(a.opts.Cgroup.Fd())
+			}
+			return syscall.ForkExec(path, argv, &syscall.ProcAttr{Dir: dir, Env: env, Files: files[:], Sys: sys})
 		}, err
 	}
 	if req.PTY != nil {

@@ -16,12 +16,14 @@ import (
 
 // Folders of the initramfs.
 const (
-	cgroupDir = "/cgroup"
-	boxCgroup = cgroupDir + "/box"
-	diskDir   = "/disk"     // the supervisor's own mount of the session's file system
-	runDir    = "/runberth" // what the session sees as /run/berth
-	newDir    = "/new"      // what the stage builds
-	runBytes  = 16 << 20
+	cgroupDir   = "/cgroup"
+	boxCgroup   = cgroupDir + "/box"
+	agentCgroup = boxCgroup + "/agent"
+	usersCgroup = boxCgroup + "/session"
+	diskDir     = "/disk"     // the supervisor's own mount of the session's file system
+	runDir      = "/runberth" // what the session sees as /run/berth
+	newDir      = "/new"      // what the stage builds
+	runBytes    = 16 << 20
 )
 
 // settings of the kernel that a session must not have, or that end the machine at once when its kernel

@@ -15,18 +15,41 @@ import (
 // could not say why the session was ended.
 const kernelShare = 32 << 20
 
-// makeBox makes the cgroup of everything that is not the supervisor.
+// makeBox makes the cgroup of everything that is not the supervisor. In it, the agent has one of its
+// own: a session that has reached a limit must not take a thread or a page from it.
 func makeBox() error {
-	if err := os.Mkdir(boxCgroup, 0o755); err != nil {
-		return fmt.Errorf("cgroup: %w", err)
+	for _, dir := range []string{boxCgroup, agentCgroup, usersCgroup} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return fmt.Errorf("cgroup: %w", err)
+		}
 	}
-	if err := os.WriteFile(cgroupDir+"/cgroup.subtree_control", []byte("+pids +memory"), 0); err != nil {
+	return controllers(cgroupDir)
+}
+
+// divideBox moves the stage out of the box's own cgroup, which is the root of what it sees, so that
+// the parts of the box can have limits.
+func divideBox(stage int) error {
+	if err := enter(agentCgroup, stage); err != nil {
+		return err
+	}
+	return controllers(boxCgroup)
+}
+
+func enter(dir string, pid int) error {
+	if err := os.WriteFile(dir+"/cgroup.procs", strconv.AppendInt(nil, int64(pid), 10), 0); err != nil {
+		return fmt.Errorf("move into cgroup: %w", err)
+	}
+	return nil
+}
+
+func controllers(dir string) error {
+	if err := os.WriteFile(dir+"/cgroup.subtree_control", []byte("+pids +memory"), 0); err != nil {
 		return fmt.Errorf("cgroup controllers: %w", err)
 	}
 	return nil
 }
 
-// limit sets what the box may use, and returns the limits that hold.
+// limit sets what the session may use, and returns the limits that hold.
 func limit(l vmwire.Limits) ([]string, error) {
 	var held []string
 	if l.PIDs > 0 {
@@ -52,7 +75,7 @@ func limit(l vmwire.Limits) ([]string, error) {
 }
 
 func setBox(file string, value uint64) error {
-	if err := os.WriteFile(boxCgroup+"/"+file, strconv.AppendUint(nil, value, 10), 0); err != nil {
+	if err := os.WriteFile(usersCgroup+"/"+file, strconv.AppendUint(nil, value, 10), 0); err != nil {
 		return fmt.Errorf("limit %s: %w", file, err)
 	}
 	return nil
@@ -81,7 +104,7 @@ func watch(tell func(vmwire.Event), disk *disk) error {
 		kind       vmwire.EventKind
 	}
 	watched := []source{
-		{boxCgroup + "/memory.events", "oom_kill", vmwire.EventOOM}, {boxCgroup + "/pids.events", "max", vmwire.EventPIDs},
+		{usersCgroup + "/memory.events", "oom_kill", vmwire.EventOOM}, {usersCgroup + "/pids.events", "max", vmwire.EventPIDs},
 	}
 	if disk != nil {
 		watched = append(watched, source{"/sys/fs/ext4/" + disk.device + "/errors_count", "", vmwire.EventDisk})

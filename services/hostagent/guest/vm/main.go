@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -36,6 +37,7 @@ type supervisor struct {
 	stageIn     *bufio.Reader
 	stdin       *os.File // of an image's own first process
 	stdout      *os.File
+	ending      atomic.Bool   // the supervisor ends the stage itself
 	ended       chan struct{} // closed when the stage was reaped
 	code        int
 
@@ -54,6 +56,9 @@ func Main() int {
 	}
 	go func() {
 		<-s.ended
+		if s.ending.Load() {
+			return // whoever ended it goes on
+		}
 		s.log("the first process ended with %d", s.code)
 		s.ctl.tell(vmwire.Event{Kind: vmwire.EventExited, Code: s.code})
 		select {
@@ -153,6 +158,9 @@ func (s *supervisor) startStage() error {
 		}
 		close(s.ended)
 	}()
+	if err := divideBox(s.stage.Process.Pid); err != nil {
+		return err
+	}
 	_, err = s.report()
 	return err
 }
@@ -202,6 +210,11 @@ func (s *supervisor) become(p *vmwire.Personalise, t *timer, answer *vmwire.Answ
 
 // order has the stage become the session's first process.
 func (s *supervisor) order(p *vmwire.Personalise, t *timer) error {
+	if len(p.Init) > 0 {
+		if err := enter(usersCgroup, s.stage.Process.Pid); err != nil {
+			return err
+		}
+	}
 	brief := *p
 	brief.Seed, brief.Files = nil, nil
 	line, err := json.Marshal(order{Personalise: brief, Port: s.port})
@@ -239,6 +252,7 @@ func (s *supervisor) end(limit time.Duration) {
 	if s.stage == nil {
 		return
 	}
+	s.ending.Store(true)
 	_ = s.stage.Process.Kill() // PID 1 of its namespace takes all others along
 	select {
 	case <-s.ended:
@@ -253,6 +267,12 @@ func (s *supervisor) powerOff(limit time.Duration) {
 			s.end(limit)
 			if s.disk != nil {
 				_ = s.disk.close(limit)
+			}
+		}
+		if s.ctl != nil && s.ctl.port != nil {
+			s.ctl.port.flush(tellPatience)
+			if s.ctl.record != nil {
+				s.ctl.record.flush(tellPatience)
 			}
 		}
 		if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

@@ -73,4 +73,24 @@ func (p *port) Read(b []byte) (n int, err error) {
 // Write implements io.Writer.
 func (p *port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
+// flush waits until the host's side has taken what was written, at most for limit: what the machine
+// says last would otherwise go with it.
+func (p *port) flush(limit time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = p.raw.Control(func(fd uintptr) {
+			// A write that blocks comes back when it was taken, and all before it. A line without
+			// anything is no message.
+			if unix.SetNonblock(int(fd), false) == nil {
+				_, _ = unix.Write(int(fd), []byte("\n"))
+			}
+		})
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+	}
+}
+
 func (p *port) Close() error { return p.file.Close() }

@@ -93,6 +93,10 @@ func (s *stage) prepare() error {
 		}
 		*t.fd = fd
 	}
+	var err error
+	if s.cgroup, err = os.Open(usersCgroup); err != nil {
+		return err
+	}
 	return boundPrivileges()
 }
 

@@ -100,6 +100,7 @@ type stage struct {
 	in     *bufio.Reader
 	trees  trees
 	upper  *os.File   // the session's own layer
+	cgroup *os.File   // of the session's processes
 	mu     sync.Mutex // calls go one after the other
 }
 
@@ -194,7 +195,7 @@ func (s *stage) agent(channel *port, env []string, started func() error) int {
 	if err := started(); err != nil {
 		return 1
 	}
-	return agent.MainOn(channel, channel, agent.Options{Init: true, Disk: s, Upper: s.upper})
+	return agent.MainOn(channel, channel, agent.Options{Disk: s, Upper: s.upper, Cgroup: s.cgroup})
 }
 
 // execute becomes the image's own first process.
