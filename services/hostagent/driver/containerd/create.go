@@ -88,7 +88,7 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		}
 		return driver.Sandbox{}, fail(op, id, err)
 	}
-	d.sawRunning(id)
+	d.sawRunning(id, int(m.pid))
 	sb := d.sandbox(id, rec)
 	sb.PID, sb.Steps = int(m.pid), times
 	return sb, nil
@@ -344,7 +344,8 @@ func (d *Driver) writeRunscConfig() error {
 func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State, error) {
 	r, err := call(ctx, d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: string(id)})
 	if isNotFound(err) {
-		return 0, driver.Partial, nil
+		pid, state := d.orFrozen(id, 0, driver.Partial)
+		return pid, state, nil
 	}
 	if err != nil {
 		return 0, driver.Partial, errs.E("look at sandbox", kindOf(err), string(id), err)
@@ -352,5 +353,6 @@ func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State,
 	if r.Process == nil {
 		return 0, driver.Partial, errs.E("look at sandbox", errkind.Internal, string(id), "containerd knows the task but not its process")
 	}
-	return int(r.Process.Pid), stateOf(r.Process.Status), nil
+	pid, state := d.orFrozen(id, int(r.Process.Pid), stateOf(r.Process.Status))
+	return pid, state, nil
 }

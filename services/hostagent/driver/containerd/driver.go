@@ -96,7 +96,7 @@ type Driver struct {
 	mu    sync.Mutex
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
-	ran   map[ids.SandboxID]bool // seen running
+	ran   map[ids.SandboxID]int // seen running, with this first process
 	slots slots
 }
 
@@ -127,7 +127,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	}
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree, absent: absent,
-		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]bool{},
+		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]int{},
 		slots: slots{dir: cfg.IDs, owner: cfg.Cgroup, count: cfg.IDRanges},
 	}
 	if d.log == nil {
@@ -210,6 +210,7 @@ func (d *Driver) recall() error {
 		}
 		d.known[ids.SandboxID(e.Name())] = r
 		used[r.Slot] = true
+		d.recallRan(ids.SandboxID(e.Name()))
 	}
 	return d.slots.recall(used)
 }
@@ -330,22 +331,6 @@ func (d *Driver) forget(id ids.SandboxID) {
 		delete(d.known, id)
 		delete(d.ran, id)
 	}
-}
-
-// sawRunning notes that the sandbox runs; hasRun tells whether that was ever noted. What ran and is
-// gone has ended; what never ran is being made.
-func (d *Driver) sawRunning(id ids.SandboxID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, ok := d.known[id]; ok {
-		d.ran[id] = true
-	}
-}
-
-func (d *Driver) hasRun(id ids.SandboxID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.ran[id]
 }
 
 // firstID is the host id that root of a tier-container sandbox has.

@@ -49,14 +49,18 @@ type host struct {
 	probe string
 	lower string
 	mu    sync.Mutex
-	keys  map[disk.Key]bool
+	keys  map[disk.Key]string // the test that each belongs to
 }
 
-var _ drivertest.Host = (*host)(nil)
+var (
+	_ drivertest.Host     = (*host)(nil)
+	_ drivertest.Litterer = (*host)(nil)
+	_ drivertest.Releaser = (*host)(nil)
+)
 
 func newHost(t testing.TB) *host {
 	t.Helper()
-	h := &host{dir: t.TempDir(), keys: map[disk.Key]bool{}}
+	h := &host{dir: t.TempDir(), keys: map[disk.Key]string{}}
 	h.cfg = NewConfig(filepath.Join(h.dir, "state"), runtimes(t))
 	h.cfg.Run = "/run/berth/test-" + h.cfg.Cgroup[len("berth-"):]
 	if err := disk.Preflight(h.dir, 0); err != nil {
@@ -139,7 +143,7 @@ func (h *host) Spec(t testing.TB, session int, epoch uint64) driver.Spec {
 		t.Fatal(err)
 	}
 	h.mu.Lock()
-	h.keys[k] = true
+	h.keys[k] = t.Name()
 	h.mu.Unlock()
 	run := filepath.Join(h.dir, "run", k.String())
 	if err := os.MkdirAll(run, 0o755); err != nil {
@@ -193,6 +197,39 @@ func (h *host) Left(t testing.TB) []string {
 func isChild(cmdline string) bool {
 	b, _ := os.ReadFile(filepath.Join(filepath.Dir(cmdline), "status"))
 	return bytes.Contains(b, fmt.Appendf(nil, "\nPPid:\t%d\n", os.Getpid()))
+}
+
+// Release implements drivertest.Releaser.
+func (h *host) Release(t testing.TB) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for k, name := range h.keys {
+		if name != t.Name() {
+			continue
+		}
+		if err := h.disks.Delete(context.Background(), k); err != nil {
+			t.Errorf("delete disk: %v", err)
+			continue
+		}
+		delete(h.keys, k)
+	}
+}
+
+// Litter implements drivertest.Litterer.
+func (h *host) Litter(t testing.TB, _ driver.Tier, id ids.SandboxID) bool {
+	t.Helper()
+	tree, err := cgroup.Detect()
+	if err == nil {
+		err = tree.Create(filepath.Join(h.cfg.Cgroup, string(id)), cgroup.Limits{CPUMillis: 100, MemoryBytes: 64 << 20, PIDs: 16})
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(h.cfg.State, "sandboxes", string(id)), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return true
 }
 
 var errFault = errors.New("fault of the test")

@@ -41,8 +41,8 @@ func (d *Driver) remember(id ids.SandboxID, r record) {
 // of each process from its start on, so another number is refused.
 func (d *Driver) Resize(ctx context.Context, id ids.SandboxID, l driver.Limits) error {
 	const op = "resize sandbox"
-	if l.MemoryBytes < driver.MinMemory || l.PIDs < driver.MinPIDs || l.CPUMillis < driver.MinCPU {
-		return errs.E(op, errkind.Invalid, string(id), "the limits are too small for a sandbox")
+	if err := l.Check(); err != nil {
+		return errs.E(op, errkind.Invalid, string(id), err)
 	}
 	defer d.lock(id)()
 	if err := d.mustExist(op, id); err != nil {

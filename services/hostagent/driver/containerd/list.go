@@ -36,6 +36,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Found, error) {
 			if t, ok := tasks[string(id)]; ok {
 				f.State, f.PID = stateOf(t.Status), int(t.Pid)
 			}
+			f.PID, f.State = d.orFrozen(id, f.PID, f.State)
 		}
 		out = append(out, f)
 	}

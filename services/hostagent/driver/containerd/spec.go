@@ -31,11 +31,12 @@ var capabilities = []string{
 }
 
 // maskedPaths are not for a sandbox to see. The loop devices of the host name the disks, and so the
-// keys, of all its sessions, and every disk counts what is written to it.
+// keys, of all its sessions, and every disk counts what is written to it. The number of the host's last
+// boot tells two sandboxes that they are on one machine.
 var maskedPaths = []string{
 	"/sys/block", "/sys/class/block", "/sys/class/bdi", "/sys/dev/block", "/sys/devices/virtual/block",
 	"/sys/devices/virtual/bdi", "/sys/fs/ext4", "/proc/fs/ext4", "/proc/fs/jbd2", "/proc/diskstats", "/proc/partitions",
-	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+	"/proc/sys/kernel/random/boot_id", "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 	"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
 	"/sys/devices/virtual/powercap", "/sys/devices/system/cpu/cpu0/thermal_throttle", "/sys/fs/cgroup", "/sys/kernel/security",
 }

@@ -163,7 +163,7 @@ func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
 // removeFolder removes the record last, so that a crash in between is found again. It removes only
 // files of this driver: a folder with anything else is not emptied.
 func removeFolder(dir string) error {
-	for _, name := range []string{"stdin", "stdout", recordFile + ".new", recordFile, ""} {
+	for _, name := range []string{"stdin", "stdout", ranFile, recordFile + ".new", recordFile, ""} {
 		if err := removeEmpty(filepath.Join(dir, name)); err != nil {
 			return err
 		}

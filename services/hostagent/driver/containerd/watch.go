@@ -115,7 +115,7 @@ func (w *watcher) look(ctx context.Context) error {
 	for _, f := range found {
 		switch {
 		case f.State == driver.Running:
-			w.d.sawRunning(f.ID)
+			w.d.sawRunning(f.ID, f.PID)
 			w.limits(ctx, f.ID, time.Now())
 		case w.told[f.ID][driver.EventExited]:
 		case f.State == driver.Exited:
