@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,9 +61,13 @@ func sampleHosts() hostsOut {
 	capacity := &corev1.Limits{CpuMillis: 2000, MemoryBytes: 8 << 30, Pids: 4096, DiskBytes: 100 << 30}
 	used := &corev1.Limits{CpuMillis: 3000, MemoryBytes: 3 << 29, Pids: 768, DiskBytes: 9 << 29}
 	lease := durationpb.New(7400 * time.Millisecond)
+	facts := []*corev1.TierFact{{Tier: corev1.Tier_TIER_CONTAINER, NotHeld: []string{"disk_io"}}, {Tier: corev1.Tier_TIER_GVISOR, NotHeld: []string{"disk_io"}},
+		{Tier: corev1.Tier_TIER_KATA, Absent: "it is not among the tiers that this host is to offer"},
+		{Tier: corev1.Tier_TIER_MICROVM, Accel: "tcg"}, {Tier: corev1.Tier_TIER_WASM, Absent: "its proof by a real sandbox is not done yet"}}
+	vms := append(slices.Clone(tiers), corev1.Tier_TIER_MICROVM)
 	return hostsOutOf([]*schedulerv1.HostRecord{
-		{Host: "local", Boot: "b1", Zone: "z1", Alive: true, Tiers: tiers, Sessions: 12, Active: 3, Capacity: capacity, Used: used, LeaseLeft: lease, Labels: map[string]string{"rack": "a"}},
-		{Host: "leaving", Boot: "b2", Zone: "z1", Alive: true, Draining: true, DrainDeadline: timestamppb.New(at.Add(10 * time.Minute)), Tiers: tiers, Sessions: 7, Active: 2, Unsaved: 1, Capacity: capacity, Used: used, LeaseLeft: lease},
+		{Host: "local", Boot: "b1", Zone: "z1", Alive: true, Tiers: vms, TierFacts: facts, Sessions: 12, Active: 3, Capacity: capacity, Used: used, LeaseLeft: lease, Labels: map[string]string{"rack": "a"}},
+		{Host: "leaving", Boot: "b2", Zone: "z1", Alive: true, Draining: true, DrainDeadline: timestamppb.New(at.Add(10 * time.Minute)), Tiers: tiers, TierFacts: facts[:2], Sessions: 7, Active: 2, Unsaved: 1, Capacity: capacity, Used: used, LeaseLeft: lease},
 		{Host: "left", Boot: "b3", Alive: true, Draining: true, Drained: true, DrainDeadline: timestamppb.New(at), Tiers: tiers, Capacity: capacity, LeaseLeft: lease},
 		{Host: "sick", Boot: "b4", Alive: true, Unhealthy: "its pool of disks has 2% free", Tiers: tiers, Capacity: capacity, LeaseLeft: lease},
 		{Host: "old", Boot: "b5", Lost: true, Unsaved: 2, Sessions: 2, Capacity: &corev1.Limits{}}})

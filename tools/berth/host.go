@@ -317,6 +317,7 @@ type hostOut struct {
 	LeaseLeftMS   float64           `json:"lease_left_ms"`
 	Boot          string            `json:"boot"`
 	Labels        map[string]string `json:"labels"`
+	TierFacts     []tierFactOut     `json:"tier_facts"`
 }
 
 type removedOut struct {
@@ -342,6 +343,7 @@ func hostOutOf(h *schedulerv1.HostRecord) hostOut {
 	for _, t := range h.GetTiers() {
 		o.Tiers = append(o.Tiers, word(t, "TIER_"))
 	}
+	o.TierFacts = tierFactsOutOf(h.GetTierFacts())
 	slices.Sort(o.Tiers)
 	if o.Labels == nil {
 		o.Labels = map[string]string{}

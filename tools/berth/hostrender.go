@@ -15,11 +15,12 @@ func (a *app) renderHosts(h hostsOut) {
 	}
 	rows := [][]string{{"HOST", "STATE", "ZONE", "TIERS", "MEMORY", "AWAKE", "SESSIONS", "UNSAVED", "LEASE", "NOTE"}}
 	for _, o := range h.Hosts {
-		rows = append(rows, []string{o.Host, o.State, or(plain(o.Zone), "-"), or(strings.Join(o.Tiers, ","), "-"),
+		rows = append(rows, []string{o.Host, o.State, or(plain(o.Zone), "-"), or(strings.Join(tierWords(o), ","), "-"),
 			bytesWord(o.Used.MemoryBytes) + " of " + bytesWord(o.Capacity.MemoryBytes), strconv.Itoa(int(o.Active)), strconv.Itoa(int(o.Sessions)),
 			strconv.Itoa(int(o.Unsaved)), leaseWord(o), plain(noteOf(o))})
 	}
 	table(a.stdout, rows)
+	a.renderTiers(h.Hosts, true)
 }
 
 func leaseWord(o hostOut) string {
@@ -57,12 +58,13 @@ func (a *app) renderHost(o hostOut) {
 		unsaved = fmt.Sprintf("%s %s files on this host that are nowhere else", count(int(o.Unsaved), "session", "sessions"), verb(int(o.Unsaved), "has", "have"))
 	}
 	a.fields("host", o.Host, "state", o.State, "note", noteOf(o), "zone", o.Zone, "labels", strings.Join(labels, ", "),
-		"tiers", strings.Join(o.Tiers, ", "), "lease left", leaseWord(o),
+		"tiers", strings.Join(tierWords(o), ", "), "lease left", leaseWord(o),
 		"sessions", fmt.Sprintf("%d, of which %d awake", o.Sessions, o.Active), "unsaved", unsaved,
 		"memory", bytesWord(o.Used.MemoryBytes)+" of "+bytesWord(o.Capacity.MemoryBytes),
 		"cpu", fmt.Sprintf("%.4g of %.4g", float64(o.Used.CPUMillis)/1000, float64(o.Capacity.CPUMillis)/1000),
 		"processes", fmt.Sprintf("%d of %d", o.Used.PIDs, o.Capacity.PIDs),
 		"disk", bytesWord(o.Used.DiskBytes)+" of "+bytesWord(o.Capacity.DiskBytes), "boot", o.Boot)
+	a.renderTiers([]hostOut{o}, false)
 }
 
 func (a *app) renderRemoved(o removedOut) {
