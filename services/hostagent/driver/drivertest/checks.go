@@ -61,16 +61,16 @@ const (
 func needs(n ...need) []need { return n }
 
 var checks = []check{
-	{"a sandbox starts and answers", "life", honest, (*suite).starts, nil, false},
-	{"the same create again gives the same sandbox", "life", twice, (*suite).sameAgain, nil, false},
+	{"a sandbox starts and answers", "life", honest, (*suite).starts, nil, true},
+	{"the same create again gives the same sandbox", "life", twice, (*suite).sameAgain, nil, true},
 	{"stop of what never was", "life", stuck, (*suite).stopNothing, nil, false},
 	{"stop twice", "life", leaking, (*suite).stopTwice, nil, false},
 	{"stop of what is no name", "life", reach, (*suite).stopBadName, nil, false},
 	{"the same epoch again after a stop", "life", stuck, (*suite).againAfterStop, nil, false},
 	{"the same epoch again after an exit", "life", stuck, (*suite).againAfterExit, nil, false},
 	{"another epoch of a session is busy", "life", twice, (*suite).otherEpoch, nil, false},
-	{"another generation of a session is busy", "life", twice, (*suite).otherGeneration, nil, false},
-	{"steps are timed", "life", stuck, (*suite).timed, nil, false},
+	{"another generation of a session is busy", "life", twice, (*suite).otherGeneration, nil, true},
+	{"steps are timed", "life", stuck, (*suite).timed, nil, true},
 	{"what it declares is consistent", "life", honest, (*suite).declares, nil, true},
 
 	{"eight equal creates give one sandbox", "calls at once", twice, (*suite).sameAtOnce, nil, false},
@@ -96,8 +96,8 @@ var checks = []check{
 	{"opened and closed again", "leaks", leaking, (*suite).reopened, nil, false},
 	{"removed by hand", "leaks", outside, (*suite).removedByHand, nil, false},
 
-	{"what runs is shown as it is", "list", blind, (*suite).lists, nil, false},
-	{"a list that was given up is not empty", "list", blind, (*suite).listEmpty, nil, false},
+	{"what runs is shown as it is", "list", blind, (*suite).lists, nil, true},
+	{"a list that was given up is not empty", "list", blind, (*suite).listEmpty, nil, true},
 	{"half-made is partial", "list", leaking, (*suite).listPartial, needs(adopts), false},
 	{"a part without a record is shown", "list", leaking, (*suite).listLitter, nil, false},
 	{"during a create", "list", blind, (*suite).listWhile, nil, false},
@@ -114,7 +114,7 @@ var checks = []check{
 	{"a kill is told within five seconds", "watch", outside, (*suite).toldKilled, nil, false},
 	{"everybody is told", "watch", outside, (*suite).toldAll, nil, false},
 	{"a slow watcher blocks nobody", "watch", stuck, (*suite).slowWatcher, nil, false},
-	{"a watch ends", "watch", leaking, (*suite).watchEnds, nil, false},
+	{"a watch ends", "watch", leaking, (*suite).watchEnds, nil, true},
 	{"running out of memory is named", "watch", greed, (*suite).toldMemory, needs(memory), false},
 
 	{"it outlives its writer", "channel", restarts, (*suite).outlivesWriter, needs(holds), false},
@@ -129,11 +129,11 @@ var checks = []check{
 	{"a second opener", "channel", streams, (*suite).secondOpener, needs(holds), true},
 	{"two channels are two", "channel", reach, (*suite).channelsApart, nil, true},
 
-	{"nothing runs", "freeze", data, (*suite).frozenRunsNot, nil, false},
-	{"twice", "freeze", stuck, (*suite).frozenTwice, nil, false},
+	{"nothing runs", "freeze", data, (*suite).frozenRunsNot, nil, true},
+	{"twice", "freeze", stuck, (*suite).frozenTwice, nil, true},
 	{"a frozen sandbox is stopped", "freeze", stuck, (*suite).frozenStops, nil, false},
-	{"a frozen sandbox is listed as running", "freeze", blind, (*suite).frozenListed, nil, false},
-	{"a neighbour goes on", "freeze", reach, (*suite).frozenAlone, nil, false},
+	{"a frozen sandbox is listed as running", "freeze", blind, (*suite).frozenListed, nil, true},
+	{"a neighbour goes on", "freeze", reach, (*suite).frozenAlone, nil, true},
 	{"of nothing", "freeze", blind, (*suite).frozenNothing, nil, false},
 	{"thawed by the next driver", "freeze", stuck, (*suite).frozenAdopted, needs(adopts), false},
 

@@ -20,6 +20,15 @@ func (s *suite) freezer(t *testing.T) (driver.Driver, driver.Freezer) {
 	return d, optional[driver.Freezer](t, d, "Freezer")
 }
 
+// frozenOne freezes the first of the pair until the check's end.
+func (s *suite) frozenOne(t *testing.T) (driver.Driver, driver.Freezer, driver.Sandbox, *Talk) {
+	t.Helper()
+	f := optional[driver.Freezer](t, s.pair.d, "Freezer")
+	t.Cleanup(func() { _ = f.Thaw(ctx(t), s.pair.a.ID) })
+	freeze(t, f, s.pair.a)
+	return s.pair.d, f, s.pair.a, s.pair.ka
+}
+
 func freeze(t *testing.T, f driver.Freezer, sb driver.Sandbox) {
 	t.Helper()
 	err := f.Freeze(ctx(t), sb.ID)
@@ -39,9 +48,7 @@ func thaw(t *testing.T, f driver.Freezer, sb driver.Sandbox) {
 // frozenRunsNot: a frozen session that goes on working, while its disk is copied or its host has no right
 // to it any more.
 func (s *suite) frozenRunsNot(t *testing.T) {
-	d, f := s.freezer(t)
-	sb, k := s.start(t, d, 1, 1)
-	freeze(t, f, sb)
+	d, f, sb, k := s.frozenOne(t)
 	before := s.cpuOf(t, d, sb)
 	n, err := k.Send("echo", "from the ice")
 	if err != nil {
@@ -74,8 +81,7 @@ func (s *suite) cpuOf(t *testing.T, d driver.Driver, sb driver.Sandbox) time.Dur
 
 // frozenTwice: a repeated freeze or thaw that fails, or that one thaw does not end.
 func (s *suite) frozenTwice(t *testing.T) {
-	d, f := s.freezer(t)
-	sb, k := s.start(t, d, 1, 1)
+	_, f, sb, k := s.frozenOne(t)
 	thaw2 := func() { thaw(t, f, sb); thaw(t, f, sb) }
 	for range 2 {
 		freeze(t, f, sb)
@@ -97,25 +103,23 @@ func (s *suite) frozenStops(t *testing.T) {
 
 // frozenListed: a frozen session that is taken for one that ended.
 func (s *suite) frozenListed(t *testing.T) {
-	d, f := s.freezer(t)
-	sb, _ := s.start(t, d, 1, 1)
-	freeze(t, f, sb)
-	if got := only(t, d); got.State != driver.Running || got.ID != sb.ID {
-		t.Errorf("frozen, it is shown as %+v", got)
+	d, f, sb, k := s.frozenOne(t)
+	for _, got := range list(t, d) {
+		if got.State != driver.Running {
+			t.Errorf("frozen, it is shown as %+v", got)
+		}
 	}
-	if again := s.create(t, d, s.spec(t, 1, 1)); again.ID != sb.ID || again.PID != sb.PID {
+	if again := s.create(t, d, s.pair.one); again.ID != sb.ID || again.PID != sb.PID {
 		t.Errorf("created again while it is frozen: %+v", again)
 	}
 	thaw(t, f, sb)
+	k.must(t, "echo", "the same as before")
 }
 
 // frozenAlone: a freeze that stops a neighbour as well.
 func (s *suite) frozenAlone(t *testing.T) {
-	d, f := s.freezer(t)
-	sb, _ := s.start(t, d, 1, 1)
-	_, k := s.start(t, d, 2, 1)
-	freeze(t, f, sb)
-	k.must(t, "echo", "the neighbour works")
+	_, f, sb, _ := s.frozenOne(t)
+	s.pair.kb.must(t, "echo", "the neighbour works")
 	thaw(t, f, sb)
 }
 

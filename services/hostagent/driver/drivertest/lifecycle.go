@@ -15,29 +15,28 @@ import (
 // starts: a Create that is acknowledged while nothing runs, or that tells of another sandbox than the
 // one asked for.
 func (s *suite) starts(t *testing.T) {
-	d := s.open(t)
-	spec := s.spec(t, 1, 1)
-	sb := s.create(t, d, spec)
+	spec, sb := s.pair.one, s.pair.a
 	if sb.ID != spec.ID() || sb.Session != spec.Session || sb.Generation != spec.Generation || sb.Epoch != spec.Epoch || sb.Tier != spec.Tier {
 		t.Errorf("asked for %+v, got %+v", spec, sb)
 	}
 	if pipes := sb.Channel.Stdin != "" && sb.Channel.Stdout != ""; pipes == (sb.Channel.Socket != "") {
 		t.Errorf("the channel is neither two pipes nor a socket: %+v", sb.Channel)
 	}
-	s.talk(t, sb).must(t, "echo", "it runs")
+	s.pair.ka.must(t, "echo", "it runs")
 }
 
 // sameAgain: a repeated request, whose first answer was lost, that starts a second sandbox or disturbs
 // the first.
 func (s *suite) sameAgain(t *testing.T) {
-	d := s.open(t)
-	sb, k := s.start(t, d, 1, 1)
-	again := s.create(t, d, s.spec(t, 1, 1))
+	sb := s.pair.a
+	again := s.create(t, s.pair.d, s.pair.one)
 	if again.ID != sb.ID || again.Channel != sb.Channel || again.PID != sb.PID {
 		t.Errorf("created again: %+v, first %+v", again, sb)
 	}
-	k.must(t, "echo", "still here")
-	only(t, d)
+	s.pair.ka.must(t, "echo", "still here")
+	if found := list(t, s.pair.d); len(found) != 2 {
+		t.Errorf("list shows %+v", found)
+	}
 }
 
 // stopNothing: a delete that fails for ever because there is nothing to delete.
@@ -124,23 +123,20 @@ func (s *suite) otherEpoch(t *testing.T) {
 
 // otherGeneration: a session that was deleted and made again while its old compute still runs.
 func (s *suite) otherGeneration(t *testing.T) {
-	d := s.open(t)
-	_, k := s.start(t, d, 1, 1)
-	next := s.spec(t, 1, 1)
+	next := s.pair.one
 	next.Generation.Index++
-	if _, err := d.Create(ctx(t), next); !errs.Is(err, errkind.Busy) {
+	if _, err := s.pair.d.Create(ctx(t), next); !errs.Is(err, errkind.Busy) {
 		t.Errorf("two generations of one session: %v", err)
 	}
-	k.must(t, "echo", "untouched")
-	only(t, d)
+	s.pair.ka.must(t, "echo", "untouched")
+	if found := list(t, s.pair.d); len(found) != 2 {
+		t.Errorf("list shows %+v", found)
+	}
 }
 
 // timed: a slow start of which nobody can say what was slow.
 func (s *suite) timed(t *testing.T) {
-	d := s.open(t)
-	began := time.Now()
-	sb := s.create(t, d, s.spec(t, 1, 1))
-	whole := time.Since(began)
+	sb, whole := s.pair.a, s.pair.took
 	if len(sb.Steps) == 0 {
 		t.Error("no steps")
 	}

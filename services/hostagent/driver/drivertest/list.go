@@ -9,13 +9,8 @@ import (
 
 // lists: a sandbox that runs and is not shown, or is shown as another.
 func (s *suite) lists(t *testing.T) {
-	d := s.open(t)
-	want := map[string]driver.Sandbox{}
-	for i := range 2 {
-		sb, _ := s.start(t, d, i+1, 1)
-		want[string(sb.ID)] = sb
-	}
-	found := list(t, d)
+	want := map[string]driver.Sandbox{string(s.pair.a.ID): s.pair.a, string(s.pair.b.ID): s.pair.b}
+	found := list(t, s.pair.d)
 	if len(found) != len(want) {
 		t.Errorf("list shows %d of %d", len(found), len(want))
 	}
@@ -30,11 +25,9 @@ func (s *suite) lists(t *testing.T) {
 
 // listEmpty: a sweep that takes 'I could not look' for 'there is nothing'.
 func (s *suite) listEmpty(t *testing.T) {
-	d := s.open(t)
-	s.start(t, d, 1, 1)
 	c, cancel := context.WithCancel(ctx(t))
 	cancel()
-	if found, err := d.List(c); err == nil && len(found) != 1 {
+	if found, err := s.pair.d.List(c); err == nil && len(found) != 2 {
 		t.Errorf("a list that was given up shows %d sandboxes and no error", len(found))
 	}
 }

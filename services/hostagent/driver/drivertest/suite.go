@@ -74,6 +74,7 @@ type pair struct {
 	a, b         driver.Sandbox
 	ka, kb       *Talk
 	secret, file string // words that only the first one knows
+	took         time.Duration
 }
 
 // Run runs every check that the driver's capabilities allow, for each of its tiers.
@@ -152,7 +153,10 @@ func (s *suite) openPair(t *testing.T) *pair {
 	p.one, p.two = s.spec(t, 1, 1), s.spec(t, 2, 1)
 	p.one.Env = append(slices.Clone(p.one.Env), p.secret)
 	p.two.Env = append(slices.Clone(p.two.Env), "OWN=1")
-	p.a, p.b = s.create(t, p.d, p.one), s.create(t, p.d, p.two)
+	began := time.Now()
+	p.a = s.create(t, p.d, p.one)
+	p.took = time.Since(began)
+	p.b = s.create(t, p.d, p.two)
 	p.ka, p.kb = s.talk(t, p.a), s.talk(t, p.b)
 	return p
 }

@@ -199,9 +199,7 @@ func (s *suite) slowWatcher(t *testing.T) {
 
 // watchEnds: a watch that never ends, with all that it holds.
 func (s *suite) watchEnds(t *testing.T) {
-	d := s.open(t)
-	s.start(t, d, 1, 1)
-	events, cancel := watch(t, optional[driver.Watcher](t, d, "Watcher"))
+	events, cancel := watch(t, optional[driver.Watcher](t, s.pair.d, "Watcher"))
 	cancel()
 	for late := time.After(noticed); ; {
 		select {
