@@ -54,6 +54,25 @@ func (s *Store) SetWriters(k Key, epoch ids.Epoch, w Writers) error {
 	return nil
 }
 
+// adoptRaw takes a raw disk of an earlier process as attached while a machine has it open for writing.
+// Another one, of a machine that is gone or never came, is at rest.
+func (s *Store) adoptRaw(d Disk) error {
+	if !d.Raw || d.Broken != "" {
+		return nil
+	}
+	err := s.unwritten(d.ID, 0)
+	if err == nil {
+		rec := d.Record
+		rec.Raw = false
+		return s.save(rec)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		s.active[d.ID] = mounting{size: d.Size, image: s.image(d.ID), raw: true}
+		return nil
+	}
+	return err
+}
+
 // handed says that the disk is attached and in the hands of a virtual machine.
 func (s *Store) handed(k Key) bool {
 	s.mu.Lock()

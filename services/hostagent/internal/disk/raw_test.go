@@ -518,3 +518,40 @@ func TestARawDiskIsSealedAndRestored(t *testing.T) {
 		g.off()
 	})
 }
+
+// What is older than the session is the store's to replace, whoever wrote it; and a machine that is gone
+// when the host comes back has nothing any more.
+func TestAStaleImageOfAMachineBindsNobody(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		s := openWith(t, cfg, nil)
+		a := attach(t, s, fresh(1, 1))
+		activate(t, s, 1, 1)
+		put(t, a, "f", "one")
+		text := archived(t, "newer")
+		slept(t, s, 1, 1, "m1")
+		attach(t, s, rawAgain(1, 2, "m1", 1)) // and that machine never ran
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		next := openWith(t, cfg, nil)
+		if r := record(t, next, 1); r.Raw || !r.VMWritten {
+			t.Errorf("after a restart: %+v", r)
+		}
+		_, err := next.Attach(t.Context(), Want{Key: key(1), Epoch: ep(3), Head: "m1", LastActive: ep(1)})
+		wantKind(t, err, errkind.Refused)
+		// It was active elsewhere meanwhile, in a container.
+		_, err = next.Attach(t.Context(), Want{Key: key(1), Epoch: ep(5), Head: "m2", LastActive: ep(4)})
+		wantKind(t, err, errkind.StaleEpoch)
+		rec := headOf(1, "m2", 4)
+		st, err := os.Stat(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.Size = uint64(st.Size())
+		if err := next.Restore(t.Context(), rec, nil, fillFrom(text)); err != nil {
+			t.Fatal(err)
+		}
+		attach(t, next, Want{Key: key(1), Epoch: ep(5), Head: "m2", LastActive: ep(4)})
+		s.release(key(1)) // the first store is dead
+	})
+}

@@ -76,7 +76,7 @@ func (s *Store) replaces(op string, rec Record) (next Record, known bool, err er
 	}
 	return Record{
 		Format: Format, Session: rec.Session, Generation: rec.Generation, State: Clean, Epoch: rec.Epoch,
-		Base: rec.Base, AsOf: rec.AsOf, Size: rec.Size, Image: rec.Image, VMWritten: rec.VMWritten || old.VMWritten,
+		Base: rec.Base, AsOf: rec.AsOf, Size: rec.Size, Image: rec.Image, VMWritten: rec.VMWritten,
 		Slept: time.Now().UTC().Truncate(time.Second),
 	}, known, nil
 }

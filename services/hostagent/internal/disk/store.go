@@ -194,8 +194,8 @@ func (s *Store) adopt() error {
 		return err
 	}
 	for _, d := range inv.Disks {
-		if d.Raw { // a virtual machine may still write it
-			s.active[d.ID] = mounting{size: d.Size, image: s.image(d.ID), raw: true}
+		if err := s.adoptRaw(d); err != nil {
+			return err
 		}
 		if d.Mounted && !d.Raw {
 			// An earlier process may have died in a shot.
@@ -307,8 +307,6 @@ func (s *Store) find(w Want) (rec Record, exists bool, err error) {
 		}, false, nil
 	case err != nil:
 		return rec, false, err
-	case rec.VMWritten && !w.Raw:
-		return rec, true, errs.E(op, errkind.Refused, w.Key.String(), errkind.VMWritten+"; it wakes in a virtual machine only")
 	case w.Fresh && rec.State != Blank:
 		return rec, true, errs.E(op, errkind.Conflict, w.Key.String(),
 			"asked for a fresh disk, but this generation was already active here")
@@ -316,6 +314,8 @@ func (s *Store) find(w Want) (rec Record, exists bool, err error) {
 		return rec, true, errs.Errorf(op, errkind.StaleEpoch,
 			"the local disk %s (%s, epoch %s, base %q) is not the newest: head %q, last active %s",
 			w.Key, rec.State, rec.Epoch, rec.Base, w.Head, w.LastActive)
+	case rec.VMWritten && !w.Raw: // of what is stale, the store has another one
+		return rec, true, errs.E(op, errkind.Refused, w.Key.String(), errkind.VMWritten+"; it wakes in a virtual machine only")
 	}
 	if _, err := os.Lstat(s.image(w.Key)); errors.Is(err, fs.ErrNotExist) {
 		return rec, true, errs.E(op, errkind.DataLoss, w.Key.String(), "the record is there but the image is not")
