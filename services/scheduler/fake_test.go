@@ -50,7 +50,10 @@ type fakeHost struct {
 	manifest int
 	// The last wake that was asked for; deaf: it does not do what it is not used to.
 	asked *hostv1.WakeRequest
-	deaf  bool
+	tiers []corev1.Tier // none: null alone
+	// onWake may refuse a wake.
+	onWake func(*hostv1.WakeRequest) error
+	deaf   bool
 	// Sessions in the order of their wakes, how many wake now and did at most,
 	// and how many were awake at most.
 	order          []string
@@ -114,6 +117,9 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.waking--
+	if err == nil && h.onWake != nil {
+		err = h.onWake(r)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -360,8 +366,12 @@ func (h *fakeHost) tryJoin(t testing.TB) (*schedulerv1.JoinReply, error) {
 	if memory == 0 {
 		memory = 1 << 40
 	}
+	tiers := h.tiers
+	if tiers == nil {
+		tiers = []corev1.Tier{corev1.Tier_TIER_NULL}
+	}
 	return bus.Invoke[*schedulerv1.JoinReply](bustest.Context(t), h.conn, "scheduler", "join", &schedulerv1.JoinRequest{
-		Host: h.id.String(), Boot: h.boot, HostKey: "XKEY", Tiers: []corev1.Tier{corev1.Tier_TIER_NULL}, Load: h.load,
+		Host: h.id.String(), Boot: h.boot, HostKey: "XKEY", Tiers: tiers, Load: h.load,
 		Capacity: &corev1.Limits{CpuMillis: 2_000_000, MemoryBytes: memory, Pids: 1 << 20, DiskBytes: 1 << 50}})
 }
 
