@@ -174,6 +174,10 @@ func (h *host) Left(t testing.TB) []string {
 			out = append(out, "mount "+p)
 		}
 	}
+	sockets, _ := filepath.Glob(filepath.Join(h.cfg.Run, "s", "*"))
+	for _, p := range sockets {
+		out = append(out, "socket "+p)
+	}
 	tree, err := cgroup.Detect()
 	if err != nil {
 		t.Error(err)
