@@ -53,6 +53,7 @@ var methodBodies = map[string]call{
 	"lifecycle close":           {&lifecyclev1.CloseRequest{}, &lifecyclev1.CloseReply{}},
 	"lifecycle delete":          {&lifecyclev1.DeleteRequest{}, &lifecyclev1.DeleteReply{}},
 	"lifecycle status":          {&schedulerv1.ListRequest{}, &schedulerv1.ListReply{}},
+	"lifecycle tier_policy":     {&lifecyclev1.TierPolicyRequest{}, &lifecyclev1.TierPolicyReply{}},
 	"scheduler wake":            {&schedulerv1.WakeRequest{}, &schedulerv1.WakeReply{}},
 	"scheduler sleep":           {&schedulerv1.SleepRequest{}, &schedulerv1.SleepReply{}},
 	"scheduler delete":          {&schedulerv1.DeleteRequest{}, &schedulerv1.DeleteReply{}},

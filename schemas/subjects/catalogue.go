@@ -194,6 +194,7 @@ var Methods = []Method{
 	{"lifecycle", "close", []Who{"identity"}, "Ends a use."},
 	{"lifecycle", "delete", []Who{"identity"}, "Deletes a session."},
 	{"lifecycle", "status", []Who{"identity"}, "State and terms of one principal's sessions."},
+	{"lifecycle", "tier_policy", []Who{AnOperator}, "The policy in force that chooses isolation tiers."},
 	{"scheduler", "wake", []Who{"lifecycle"}, "Makes a session active."},
 	{"scheduler", "sleep", []Who{"lifecycle"}, "Puts a session to sleep if it is still idle."},
 	{"scheduler", "delete", []Who{"lifecycle"}, "Deletes a session."},

@@ -24,7 +24,15 @@ func (s *service) serve(micro *bus.Service) error {
 	if err := bus.Handle(micro, "delete", s.delete); err != nil {
 		return err
 	}
+	if err := bus.Handle(micro, "tier_policy", s.tierPolicy); err != nil {
+		return err
+	}
 	return bus.Handle(micro, "status", s.status)
+}
+
+// tierPolicy shows an operator the policy in force.
+func (s *service) tierPolicy(context.Context, bus.Request, *lifecyclev1.TierPolicyRequest) (*lifecyclev1.TierPolicyReply, error) {
+	return &lifecyclev1.TierPolicyReply{Source: s.source.Source, Text: string(s.source.Text)}, nil
 }
 
 // open applies the terms and asks scheduler for the session to be active.

@@ -3,6 +3,8 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/schemas/subjects"
 )
 
 func host(tiers ...corev1.Tier) *schedulerv1.HostRecord {
@@ -84,5 +87,31 @@ func TestNoRefusalByAnOldView(t *testing.T) {
 	d := (<-w.wakes).GetAdmission().GetTierDecision()
 	if d.GetChosen() != corev1.Tier_TIER_MICROVM || d.GetFloorFrom() != "the template's tier" || d.GetFacts()["fleet.tiers"] != "container, gvisor, microvm (not proved)" || len(d.GetUnknown()) != 5 {
 		t.Errorf("the decision is %v", d)
+	}
+}
+
+// TestAnOperatorSeesThePolicyInForce: the text as it was read, and from where.
+func TestAnOperatorSeesThePolicyInForce(t *testing.T) {
+	w := newWorld(t)
+	cfg := NewConfig()
+	cfg.TierPolicy = filepath.Join(t.TempDir(), "tier.yaml")
+	text := "data_classes: [a]\nrules: [{name: one, when: 'true', tier: gvisor, reason: because}]\n"
+	must(t, os.WriteFile(cfg.TierPolicy, []byte(text), 0o600))
+	defer w.start(cfg)()
+	must(t, os.Remove(cfg.TierPolicy))
+	got, err := bus.Invoke[*lifecyclev1.TierPolicyReply](t.Context(), bustest.Connect(t, w.bus, subjects.Operator()), "lifecycle", "tier_policy", &lifecyclev1.TierPolicyRequest{})
+	must(t, err)
+	if got.GetSource() != cfg.TierPolicy || got.GetText() != text {
+		t.Errorf("shown is %v", got)
+	}
+}
+
+// TestAPolicyThatIsWrongStartsNothing: better no lifecycle than one without walls.
+func TestAPolicyThatIsWrongStartsNothing(t *testing.T) {
+	cfg := NewConfig()
+	cfg.TierPolicy = filepath.Join(t.TempDir(), "tier.yaml")
+	must(t, os.WriteFile(cfg.TierPolicy, []byte("rules: []"), 0o600))
+	if err := Run(t.Context(), cfg, nil, bustest.Log(t), nil); err == nil || !strings.Contains(err.Error(), "data_classes are missing") {
+		t.Errorf("it started: %v", err)
 	}
 }

@@ -75,6 +75,7 @@ type service struct {
 	conn   *bus.Conn
 	events *auditlog.Log // what lifecycle tells, beside its answers
 	policy Policy
+	source *tierpolicy.Policy // of policy.Rules
 	fleet  *fleet
 	log    *slog.Logger
 	now    func() time.Time
@@ -97,7 +98,7 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 		return fmt.Errorf("lifecycle: %w", err)
 	}
 	cfg.Policy.Rules = rules
-	s := &service{conn: conn, policy: cfg.Policy, fleet: newFleet(conn, cfg.HostsEvery, log), log: log, now: time.Now, events: auditlog.New(conn, log)}
+	s := &service{conn: conn, policy: cfg.Policy, source: rules, fleet: newFleet(conn, cfg.HostsEvery, log), log: log, now: time.Now, events: auditlog.New(conn, log)}
 	defer s.told() // last: until then something may be told
 	micro, err := conn.Serve(ctx, bus.ServiceConfig{Name: "lifecycle", Description: "when, and under what terms"})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/services/lifecycle/tierpolicy"
 )
@@ -15,7 +16,7 @@ type policyCmd struct {
 
 type policyTierCmd struct {
 	Test policyTestCmd `cmd:"" help:"Ask a policy the cases of a file and say which come out as wanted."`
-	Show policyShowCmd `cmd:"" help:"Print a policy: rules in the order in which they are asked."`
+	Show policyShowCmd `cmd:"" help:"Print the policy in force, or a file: rules in the order in which they are asked."`
 	Lint policyLintCmd `cmd:"" help:"Check a policy file."`
 }
 
@@ -133,15 +134,38 @@ func (a *app) renderPolicyTest(out policyTestOut) {
 	fmt.Fprintf(a.stdout, "%d passed, %d failed, by the policy of %s\n", out.Passed, out.Failed, plain(out.Policy))
 }
 
-type policyShowCmd struct{ policyFlag }
+type policyShowCmd struct {
+	Policy  string `help:"Show this file instead of the policy in force." type:"path" placeholder:"FILE" xor:"which"`
+	BuiltIn bool   `help:"Show the default that is built in." xor:"which"`
+}
 
 func (c *policyShowCmd) Run(a *app) error {
-	p, err := c.load()
+	var p *tierpolicy.Policy
+	var err error
+	if c.Policy != "" || c.BuiltIn {
+		p, err = policyFlag{c.Policy}.load()
+	} else {
+		p, err = a.policyInForce()
+	}
 	if err != nil {
 		return err
 	}
 	out := policyOutOf(p)
 	return a.print(out, func() { a.renderPolicy(out) })
+}
+
+// policyInForce is what lifecycle goes by now.
+func (a *app) policyInForce() (*tierpolicy.Policy, error) {
+	op, err := a.operator()
+	if err != nil {
+		return nil, err
+	}
+	defer op.Close()
+	reply := &lifecyclev1.TierPolicyReply{}
+	if err := op.Call(a.ctx, "lifecycle", "tier_policy", &lifecyclev1.TierPolicyRequest{}, reply); err != nil {
+		return nil, err
+	}
+	return tierpolicy.Parse(reply.GetSource(), []byte(reply.GetText()))
 }
 
 type policyOut struct {

@@ -43,6 +43,7 @@ func TestAPolicyIsTestedWithoutAPlatform(t *testing.T) {
 		{[]string{"policy", "tier", "lint", bad}, 1, "", "bad.yaml:3: rule one: undeclared reference"},
 		{[]string{"policy", "tier", "lint", sample + "/tier.yaml"}, 0, "is a tier policy: 3 rules", ""},
 		{[]string{"policy", "tier", "show", "--policy", sample + "/tier.yaml"}, 0, "acme-secrets", ""},
+		{[]string{"policy", "tier", "show", "--built-in"}, 0, "source               built-in default", ""},
 	} {
 		out, stderr, code := berthAlone(c.args...)
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(stderr, c.stderr) || strings.Count(stderr, "\n") > 1 || (stderr == "") != (c.stderr == "") {

@@ -434,6 +434,98 @@ func (x *DeleteReply) GetState() v1.State {
 	return v1.State(0)
 }
 
+// TierPolicyRequest asks which policy chooses isolation tiers.
+type TierPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierPolicyRequest) Reset() {
+	*x = TierPolicyRequest{}
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierPolicyRequest) ProtoMessage() {}
+
+func (x *TierPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierPolicyRequest.ProtoReflect.Descriptor instead.
+func (*TierPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{7}
+}
+
+// TierPolicyReply is the policy in force.
+type TierPolicyReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file that it was read from, or "built-in default".
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// The whole of it, as it was read when lifecycle started.
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierPolicyReply) Reset() {
+	*x = TierPolicyReply{}
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierPolicyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierPolicyReply) ProtoMessage() {}
+
+func (x *TierPolicyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierPolicyReply.ProtoReflect.Descriptor instead.
+func (*TierPolicyReply) Descriptor() ([]byte, []int) {
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TierPolicyReply) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *TierPolicyReply) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // Resume is the event: terms were applied and a wake was asked for.
 type Resume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -447,7 +539,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +551,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +564,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{7}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Resume) GetSession() *v1.SessionRef {
@@ -516,7 +608,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -528,7 +620,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -541,7 +633,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{8}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Refused) GetTenant() string {
@@ -584,7 +676,7 @@ type Idle struct {
 
 func (x *Idle) Reset() {
 	*x = Idle{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[9]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +688,7 @@ func (x *Idle) String() string {
 func (*Idle) ProtoMessage() {}
 
 func (x *Idle) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[9]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +701,7 @@ func (x *Idle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Idle.ProtoReflect.Descriptor instead.
 func (*Idle) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{9}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Idle) GetSession() *v1.SessionRef {
@@ -644,7 +736,7 @@ type Expiring struct {
 
 func (x *Expiring) Reset() {
 	*x = Expiring{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[10]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +748,7 @@ func (x *Expiring) String() string {
 func (*Expiring) ProtoMessage() {}
 
 func (x *Expiring) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[10]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +761,7 @@ func (x *Expiring) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expiring.ProtoReflect.Descriptor instead.
 func (*Expiring) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{10}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Expiring) GetSession() *v1.SessionRef {
@@ -697,7 +789,7 @@ type Expire struct {
 
 func (x *Expire) Reset() {
 	*x = Expire{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[11]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +801,7 @@ func (x *Expire) String() string {
 func (*Expire) ProtoMessage() {}
 
 func (x *Expire) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[11]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +814,7 @@ func (x *Expire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expire.ProtoReflect.Descriptor instead.
 func (*Expire) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{11}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Expire) GetSession() *v1.SessionRef {
@@ -757,7 +849,7 @@ type Timer struct {
 
 func (x *Timer) Reset() {
 	*x = Timer{}
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[12]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +861,7 @@ func (x *Timer) String() string {
 func (*Timer) ProtoMessage() {}
 
 func (x *Timer) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[12]
+	mi := &file_berth_lifecycle_v1_lifecycle_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +874,7 @@ func (x *Timer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timer.ProtoReflect.Descriptor instead.
 func (*Timer) Descriptor() ([]byte, []int) {
-	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{12}
+	return file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Timer) GetSession() *v1.SessionRef {
@@ -865,7 +957,11 @@ const file_berth_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\bverified\x18\x01 \x01(\v2\x1c.berth.lifecycle.v1.VerifiedR\bverified\"n\n" +
 	"\vDeleteReply\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\xb4\x01\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"\x13\n" +
+	"\x11TierPolicyRequest\"=\n" +
+	"\x0fTierPolicyReply\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xb4\x01\n" +
 	"\x06Resume\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05cause\x18\x02 \x01(\x0e2\x14.berth.core.v1.CauseR\x05cause\x12*\n" +
@@ -913,7 +1009,7 @@ func file_berth_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 	return file_berth_lifecycle_v1_lifecycle_proto_rawDescData
 }
 
-var file_berth_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_berth_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_berth_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*Verified)(nil),              // 0: berth.lifecycle.v1.Verified
 	(*OpenRequest)(nil),           // 1: berth.lifecycle.v1.OpenRequest
@@ -922,54 +1018,56 @@ var file_berth_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*CloseReply)(nil),            // 4: berth.lifecycle.v1.CloseReply
 	(*DeleteRequest)(nil),         // 5: berth.lifecycle.v1.DeleteRequest
 	(*DeleteReply)(nil),           // 6: berth.lifecycle.v1.DeleteReply
-	(*Resume)(nil),                // 7: berth.lifecycle.v1.Resume
-	(*Refused)(nil),               // 8: berth.lifecycle.v1.Refused
-	(*Idle)(nil),                  // 9: berth.lifecycle.v1.Idle
-	(*Expiring)(nil),              // 10: berth.lifecycle.v1.Expiring
-	(*Expire)(nil),                // 11: berth.lifecycle.v1.Expire
-	(*Timer)(nil),                 // 12: berth.lifecycle.v1.Timer
-	(*v1.Actor)(nil),              // 13: berth.core.v1.Actor
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(v1.Tier)(0),                  // 15: berth.core.v1.Tier
-	(*v11.OpenRequest)(nil),       // 16: berth.identity.v1.OpenRequest
-	(*v12.WakeReply)(nil),         // 17: berth.scheduler.v1.WakeReply
-	(*v1.Terms)(nil),              // 18: berth.core.v1.Terms
-	(*v1.SessionRef)(nil),         // 19: berth.core.v1.SessionRef
-	(v1.State)(0),                 // 20: berth.core.v1.State
-	(v1.Cause)(0),                 // 21: berth.core.v1.Cause
-	(*v1.Failure)(nil),            // 22: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
+	(*TierPolicyRequest)(nil),     // 7: berth.lifecycle.v1.TierPolicyRequest
+	(*TierPolicyReply)(nil),       // 8: berth.lifecycle.v1.TierPolicyReply
+	(*Resume)(nil),                // 9: berth.lifecycle.v1.Resume
+	(*Refused)(nil),               // 10: berth.lifecycle.v1.Refused
+	(*Idle)(nil),                  // 11: berth.lifecycle.v1.Idle
+	(*Expiring)(nil),              // 12: berth.lifecycle.v1.Expiring
+	(*Expire)(nil),                // 13: berth.lifecycle.v1.Expire
+	(*Timer)(nil),                 // 14: berth.lifecycle.v1.Timer
+	(*v1.Actor)(nil),              // 15: berth.core.v1.Actor
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(v1.Tier)(0),                  // 17: berth.core.v1.Tier
+	(*v11.OpenRequest)(nil),       // 18: berth.identity.v1.OpenRequest
+	(*v12.WakeReply)(nil),         // 19: berth.scheduler.v1.WakeReply
+	(*v1.Terms)(nil),              // 20: berth.core.v1.Terms
+	(*v1.SessionRef)(nil),         // 21: berth.core.v1.SessionRef
+	(v1.State)(0),                 // 22: berth.core.v1.State
+	(v1.Cause)(0),                 // 23: berth.core.v1.Cause
+	(*v1.Failure)(nil),            // 24: berth.core.v1.Failure
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
 }
 var file_berth_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	13, // 0: berth.lifecycle.v1.Verified.actor:type_name -> berth.core.v1.Actor
-	14, // 1: berth.lifecycle.v1.Verified.stored_at:type_name -> google.protobuf.Timestamp
-	15, // 2: berth.lifecycle.v1.Verified.tenant_floor:type_name -> berth.core.v1.Tier
+	15, // 0: berth.lifecycle.v1.Verified.actor:type_name -> berth.core.v1.Actor
+	16, // 1: berth.lifecycle.v1.Verified.stored_at:type_name -> google.protobuf.Timestamp
+	17, // 2: berth.lifecycle.v1.Verified.tenant_floor:type_name -> berth.core.v1.Tier
 	0,  // 3: berth.lifecycle.v1.OpenRequest.verified:type_name -> berth.lifecycle.v1.Verified
-	16, // 4: berth.lifecycle.v1.OpenRequest.ask:type_name -> berth.identity.v1.OpenRequest
-	17, // 5: berth.lifecycle.v1.OpenReply.wake:type_name -> berth.scheduler.v1.WakeReply
-	18, // 6: berth.lifecycle.v1.OpenReply.terms:type_name -> berth.core.v1.Terms
+	18, // 4: berth.lifecycle.v1.OpenRequest.ask:type_name -> berth.identity.v1.OpenRequest
+	19, // 5: berth.lifecycle.v1.OpenReply.wake:type_name -> berth.scheduler.v1.WakeReply
+	20, // 6: berth.lifecycle.v1.OpenReply.terms:type_name -> berth.core.v1.Terms
 	0,  // 7: berth.lifecycle.v1.CloseRequest.verified:type_name -> berth.lifecycle.v1.Verified
-	19, // 8: berth.lifecycle.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
-	20, // 9: berth.lifecycle.v1.CloseReply.state:type_name -> berth.core.v1.State
+	21, // 8: berth.lifecycle.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
+	22, // 9: berth.lifecycle.v1.CloseReply.state:type_name -> berth.core.v1.State
 	0,  // 10: berth.lifecycle.v1.DeleteRequest.verified:type_name -> berth.lifecycle.v1.Verified
-	19, // 11: berth.lifecycle.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	20, // 12: berth.lifecycle.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	19, // 13: berth.lifecycle.v1.Resume.session:type_name -> berth.core.v1.SessionRef
-	21, // 14: berth.lifecycle.v1.Resume.cause:type_name -> berth.core.v1.Cause
-	18, // 15: berth.lifecycle.v1.Resume.terms:type_name -> berth.core.v1.Terms
-	22, // 16: berth.lifecycle.v1.Refused.failure:type_name -> berth.core.v1.Failure
-	19, // 17: berth.lifecycle.v1.Idle.session:type_name -> berth.core.v1.SessionRef
-	14, // 18: berth.lifecycle.v1.Idle.idle_since:type_name -> google.protobuf.Timestamp
-	23, // 19: berth.lifecycle.v1.Idle.idle:type_name -> google.protobuf.Duration
-	19, // 20: berth.lifecycle.v1.Expiring.session:type_name -> berth.core.v1.SessionRef
-	14, // 21: berth.lifecycle.v1.Expiring.expires_at:type_name -> google.protobuf.Timestamp
-	19, // 22: berth.lifecycle.v1.Expire.session:type_name -> berth.core.v1.SessionRef
-	14, // 23: berth.lifecycle.v1.Expire.expired_at:type_name -> google.protobuf.Timestamp
-	19, // 24: berth.lifecycle.v1.Timer.session:type_name -> berth.core.v1.SessionRef
-	14, // 25: berth.lifecycle.v1.Timer.due:type_name -> google.protobuf.Timestamp
-	23, // 26: berth.lifecycle.v1.Timer.idle:type_name -> google.protobuf.Duration
-	23, // 27: berth.lifecycle.v1.Timer.retention:type_name -> google.protobuf.Duration
-	14, // 28: berth.lifecycle.v1.Timer.armed_at:type_name -> google.protobuf.Timestamp
+	21, // 11: berth.lifecycle.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	22, // 12: berth.lifecycle.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	21, // 13: berth.lifecycle.v1.Resume.session:type_name -> berth.core.v1.SessionRef
+	23, // 14: berth.lifecycle.v1.Resume.cause:type_name -> berth.core.v1.Cause
+	20, // 15: berth.lifecycle.v1.Resume.terms:type_name -> berth.core.v1.Terms
+	24, // 16: berth.lifecycle.v1.Refused.failure:type_name -> berth.core.v1.Failure
+	21, // 17: berth.lifecycle.v1.Idle.session:type_name -> berth.core.v1.SessionRef
+	16, // 18: berth.lifecycle.v1.Idle.idle_since:type_name -> google.protobuf.Timestamp
+	25, // 19: berth.lifecycle.v1.Idle.idle:type_name -> google.protobuf.Duration
+	21, // 20: berth.lifecycle.v1.Expiring.session:type_name -> berth.core.v1.SessionRef
+	16, // 21: berth.lifecycle.v1.Expiring.expires_at:type_name -> google.protobuf.Timestamp
+	21, // 22: berth.lifecycle.v1.Expire.session:type_name -> berth.core.v1.SessionRef
+	16, // 23: berth.lifecycle.v1.Expire.expired_at:type_name -> google.protobuf.Timestamp
+	21, // 24: berth.lifecycle.v1.Timer.session:type_name -> berth.core.v1.SessionRef
+	16, // 25: berth.lifecycle.v1.Timer.due:type_name -> google.protobuf.Timestamp
+	25, // 26: berth.lifecycle.v1.Timer.idle:type_name -> google.protobuf.Duration
+	25, // 27: berth.lifecycle.v1.Timer.retention:type_name -> google.protobuf.Duration
+	16, // 28: berth.lifecycle.v1.Timer.armed_at:type_name -> google.protobuf.Timestamp
 	29, // [29:29] is the sub-list for method output_type
 	29, // [29:29] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
@@ -988,7 +1086,7 @@ func file_berth_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_lifecycle_v1_lifecycle_proto_rawDesc), len(file_berth_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
