@@ -32,40 +32,38 @@ m[:] = b"m" * 3000000
 print("written", flush=True)
 time.sleep(1000)
 `
-	for tier, template := range tiers {
-		t.Run(tier, func(t *testing.T) {
-			c := e.Client("acme", "writer-"+tier)
-			s := open(t, c, sdk.OpenOptions{Template: template})
-			r, w := io.Pipe()
-			p, err := s.Exec(t.Context(), sdk.Cmd{Args: []string{"python3", "-c", write}, Stdout: w})
-			if err != nil {
-				t.Fatal(err)
+	eachTier(t, e, func(t *testing.T, tier, template string) {
+		c := e.Client("acme", "writer-"+tier)
+		s := open(t, c, sdk.OpenOptions{Template: template})
+		r, w := io.Pipe()
+		p, err := s.Exec(t.Context(), sdk.Cmd{Args: []string{"python3", "-c", write}, Stdout: w})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Detach()
+		if _, err := io.ReadFull(r, make([]byte, len("written\n"))); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		epoch := s.Epoch()
+		killSandboxes(t, e)
+		for end := time.Now().Add(20 * time.Second); ; {
+			s = open(t, c, sdk.OpenOptions{Template: template})
+			if s.Epoch() != epoch {
+				break
 			}
-			defer p.Detach()
-			if _, err := io.ReadFull(r, make([]byte, len("written\n"))); err != nil {
-				t.Fatal(err)
+			if time.Now().After(end) {
+				t.Fatal("the sandbox that was killed still counts as awake")
 			}
-			if _, err := s.Checkpoint(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			epoch := s.Epoch()
-			killSandboxes(t, e)
-			for end := time.Now().Add(20 * time.Second); ; {
-				s = open(t, c, sdk.OpenOptions{Template: template})
-				if s.Epoch() != epoch {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("the sandbox that was killed still counts as awake")
-				}
-				time.Sleep(100 * time.Millisecond)
-			}
-			got := sh(t, s, `for f in written mapped; do tr -d '\0' < /root/$f | wc -c; done`)
-			if got != "3000000\n3000000" {
-				t.Errorf("bytes of both files after the kill: %q", got)
-			}
-		})
-	}
+			time.Sleep(100 * time.Millisecond)
+		}
+		got := sh(t, s, `for f in written mapped; do tr -d '\0' < /root/$f | wc -c; done`)
+		if got != "3000000\n3000000" {
+			t.Errorf("bytes of both files after the kill: %q", got)
+		}
+	})
 }
 
 // killSandboxes kills every process of the installation's sandboxes, a sentry and its gofer with

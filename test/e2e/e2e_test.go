@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,8 +22,46 @@ import (
 	"github.com/berth-dev/berth/test/testenv"
 )
 
-// tiers maps each isolation tier to the template that has it.
-var tiers = map[string]string{"container": "container", "gvisor": "default"}
+// tiers maps each isolation tier with programs of the machine's own kind to the template that has it.
+var tiers = map[string]string{"container": "container", "gvisor": "default", "microvm": "microvm"}
+
+// eachTier runs a scenario in every tier; one that this installation has not is skipped with the reason.
+func eachTier(t *testing.T, e *testenv.Env, scenario func(t *testing.T, tier, template string)) {
+	t.Helper()
+	for _, tier := range slices.Sorted(maps.Keys(tiers)) {
+		t.Run(tier, func(t *testing.T) {
+			if why := absent(t, e, tier); why != "" {
+				t.Skipf("tier %s did not run: %s", tier, why)
+			}
+			scenario(t, tier, tiers[tier])
+		})
+	}
+}
+
+// offered are the tiers that this installation has, for a scenario that needs all at once.
+func offered(t *testing.T, e *testenv.Env) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for tier, template := range tiers {
+		if why := absent(t, e, tier); why != "" {
+			t.Logf("tier %s did not run: %s", tier, why)
+			continue
+		}
+		out[tier] = template
+	}
+	return out
+}
+
+func absent(t *testing.T, e *testenv.Env, tier string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	why, err := e.AwaitTier(ctx, tier)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return why
+}
 
 // TestConformance runs the SDK's own suite on the real system.
 func TestConformance(t *testing.T) { conformance(t, testenv.Start(t)) }
@@ -48,29 +87,27 @@ func conformance(t *testing.T, e *testenv.Env) {
 func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t)) }
 
 func filesSurviveSleep(t *testing.T, e *testenv.Env) {
-	for tier, template := range tiers {
-		t.Run(tier, func(t *testing.T) {
-			c := e.Client("acme", "sleeper-"+tier)
-			s := open(t, c, sdk.OpenOptions{Template: template})
-			if s.Place().Tier != sdk.Tier(tier) {
-				t.Fatalf("the tier is %s", s.Place().Tier)
+	eachTier(t, e, func(t *testing.T, tier, template string) {
+		c := e.Client("acme", "sleeper-"+tier)
+		s := open(t, c, sdk.OpenOptions{Template: template})
+		if s.Place().Tier != sdk.Tier(tier) {
+			t.Fatalf("the tier is %s", s.Place().Tier)
+		}
+		sh(t, s, `mkdir -p /opt/pkg/bin && echo tool > /opt/pkg/bin/tool && chmod 4755 /opt/pkg/bin/tool &&
+			chown 1000:1000 /opt/pkg && rm /etc/issue && echo changed >> /etc/profile && ln -s tool /opt/pkg/bin/link`)
+		for range 2 {
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
 			}
-			sh(t, s, `mkdir -p /opt/pkg/bin && echo tool > /opt/pkg/bin/tool && chmod 4755 /opt/pkg/bin/tool &&
-				chown 1000:1000 /opt/pkg && rm /etc/issue && echo changed >> /etc/profile && ln -s tool /opt/pkg/bin/link`)
-			for range 2 {
-				if err := s.Close(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if s = open(t, c, sdk.OpenOptions{Template: template}); s.Origin() != sdk.Resumed {
-					t.Fatalf("the wake says %s", s.Origin())
-				}
-				got := sh(t, s, `stat -c '%a %u:%g' /opt/pkg/bin/tool /opt/pkg; cat /opt/pkg/bin/link; test -e /etc/issue && echo back; tail -n1 /etc/profile`)
-				if want := "4755 0:0\n755 1000:1000\ntool\nchanged"; got != want {
-					t.Fatalf("after waking:\n%s\nwant:\n%s", got, want)
-				}
+			if s = open(t, c, sdk.OpenOptions{Template: template}); s.Origin() != sdk.Resumed {
+				t.Fatalf("the wake says %s", s.Origin())
 			}
-		})
-	}
+			got := sh(t, s, `stat -c '%a %u:%g' /opt/pkg/bin/tool /opt/pkg; cat /opt/pkg/bin/link; test -e /etc/issue && echo back; tail -n1 /etc/profile`)
+			if want := "4755 0:0\n755 1000:1000\ntool\nchanged"; got != want {
+				t.Fatalf("after waking:\n%s\nwant:\n%s", got, want)
+			}
+		}
+	})
 }
 
 // TestThePlaceSaysWhatItIs: the file inside and the answer outside agree.

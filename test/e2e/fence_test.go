@@ -21,7 +21,7 @@ func TestSandboxesAreFrozenWhenEverythingIsKilled(t *testing.T) {
 	e := testenv.Start(t)
 	c := e.Client("acme", "ann")
 	sessions := map[string]*sdk.Session{}
-	for tier, template := range tiers {
+	for tier, template := range offered(t, e) {
 		s := open(t, c, sdk.OpenOptions{Template: template, Name: tier})
 		p, err := s.Exec(t.Context(), sdk.Cmd{Key: "xcount", Args: []string{"sh", "-c", "while :; do echo x >> /root/beats; sleep 0.1; done"}})
 		if err != nil {
@@ -48,7 +48,7 @@ func TestSandboxesAreFrozenWhenEverythingIsKilled(t *testing.T) {
 	time.Sleep(time.Second)
 	e.Up()
 	c = e.Client("acme", "ann")
-	for tier, template := range tiers {
+	for tier, template := range offered(t, e) {
 		s := open(t, c, sdk.OpenOptions{Template: template, Name: tier})
 		if s.Epoch() != sessions[tier].Epoch() {
 			t.Errorf("%s: epoch %s became %s (%s)", tier, sessions[tier].Epoch(), s.Epoch(), s.Origin())

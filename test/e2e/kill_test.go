@@ -16,37 +16,35 @@ import (
 // in a sandbox; the next start takes it over, and its output is whole.
 func TestKillNineAdoptsLiveSandboxes(t *testing.T) {
 	e := testenv.Start(t)
-	for tier, template := range tiers {
-		t.Run(tier, func(t *testing.T) {
-			c := e.Client("acme", "ann")
-			o := sdk.OpenOptions{Template: template, Name: tier}
-			s := open(t, c, o)
-			p, err := s.Exec(t.Context(), sdk.Cmd{Key: "xsurvivor", Args: []string{"sh", "-c",
-				"i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; sleep 0.1; done; exit 7"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.Detach()
-			epoch := s.Epoch()
-			e.Kill()
-			e.Up()
-			again := open(t, e.Client("acme", "ann"), o)
-			if again.Epoch() != epoch {
-				t.Errorf("the sandbox was not adopted: epoch %s became %s (%s)", epoch, again.Epoch(), again.Origin())
-			}
-			var out strings.Builder
-			p, err = again.Attach(t.Context(), "xsurvivor", sdk.AttachOptions{Stdout: &out})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := p.Wait(); err == nil || !strings.Contains(err.Error(), "7") {
-				t.Errorf("the process ended with %v, want its own code 7", err)
-			}
-			if want := 40; strings.Count(out.String(), "\n") != want || !strings.HasSuffix(out.String(), "line 40\n") {
-				t.Errorf("the output has %d lines, want %d:\n%.300s", strings.Count(out.String(), "\n"), want, out.String())
-			}
-		})
-	}
+	eachTier(t, e, func(t *testing.T, tier, template string) {
+		c := e.Client("acme", "ann")
+		o := sdk.OpenOptions{Template: template, Name: tier}
+		s := open(t, c, o)
+		p, err := s.Exec(t.Context(), sdk.Cmd{Key: "xsurvivor", Args: []string{"sh", "-c",
+			"i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; sleep 0.1; done; exit 7"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Detach()
+		epoch := s.Epoch()
+		e.Kill()
+		e.Up()
+		again := open(t, e.Client("acme", "ann"), o)
+		if again.Epoch() != epoch {
+			t.Errorf("the sandbox was not adopted: epoch %s became %s (%s)", epoch, again.Epoch(), again.Origin())
+		}
+		var out strings.Builder
+		p, err = again.Attach(t.Context(), "xsurvivor", sdk.AttachOptions{Stdout: &out})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Wait(); err == nil || !strings.Contains(err.Error(), "7") {
+			t.Errorf("the process ended with %v, want its own code 7", err)
+		}
+		if want := 40; strings.Count(out.String(), "\n") != want || !strings.HasSuffix(out.String(), "line 40\n") {
+			t.Errorf("the output has %d lines, want %d:\n%.300s", strings.Count(out.String(), "\n"), want, out.String())
+		}
+	})
 }
 
 // TestKillNineInTheMiddleOfAnyStep kills everything at random moments of open,

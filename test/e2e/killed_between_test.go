@@ -19,49 +19,47 @@ import (
 // that session is left.
 func TestStuckBetweenStatesAfterKillNine(t *testing.T) {
 	e := testenv.Start(t, "--idle", "1h")
-	for tier, template := range tiers {
-		t.Run(tier, func(t *testing.T) {
-			o := sdk.OpenOptions{Template: template, Name: tier}
-			u := sdk.UserSession{Name: tier}
-			s := open(t, e.Client("acme", "ann"), o)
-			sh(t, s, "echo precious > /root/f; sync")
-			key := s.Key()
+	eachTier(t, e, func(t *testing.T, tier, template string) {
+		o := sdk.OpenOptions{Template: template, Name: tier}
+		u := sdk.UserSession{Name: tier}
+		s := open(t, e.Client("acme", "ann"), o)
+		sh(t, s, "echo precious > /root/f; sync")
+		key := s.Key()
 
-			killDuring(t, e, 250*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _ = c.CloseSession(ctx, u) })
-			atRest(t, e, tier, sdk.Active, sdk.Asleep)
-			if err := e.Client("acme", "ann").CloseSession(t.Context(), u); err != nil {
-				t.Fatal(err)
-			}
-			atRest(t, e, tier, sdk.Asleep)
+		killDuring(t, e, 250*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _ = c.CloseSession(ctx, u) })
+		atRest(t, e, tier, sdk.Active, sdk.Asleep)
+		if err := e.Client("acme", "ann").CloseSession(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+		atRest(t, e, tier, sdk.Asleep)
 
-			killDuring(t, e, 500*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _, _ = c.Open(ctx, o) })
-			atRest(t, e, tier, sdk.Active, sdk.Asleep)
-			if got := sh(t, open(t, e.Client("acme", "ann"), o), "cat /root/f"); got != "precious" {
-				t.Fatalf("the file says %q", got)
-			}
+		killDuring(t, e, 500*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _, _ = c.Open(ctx, o) })
+		atRest(t, e, tier, sdk.Active, sdk.Asleep)
+		if got := sh(t, open(t, e.Client("acme", "ann"), o), "cat /root/f"); got != "precious" {
+			t.Fatalf("the file says %q", got)
+		}
 
-			u.RequestID = "delete-" + tier
-			killDuring(t, e, 250*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _ = c.DeleteSession(ctx, u) })
-			atRest(t, e, tier, sdk.Active, sdk.Asleep, sdk.Deleted)
-			if err := e.Client("acme", "ann").DeleteSession(t.Context(), u); err != nil {
-				t.Fatal(err)
+		u.RequestID = "delete-" + tier
+		killDuring(t, e, 250*time.Millisecond, func(ctx context.Context, c *sdk.Client) { _ = c.DeleteSession(ctx, u) })
+		atRest(t, e, tier, sdk.Active, sdk.Asleep, sdk.Deleted)
+		if err := e.Client("acme", "ann").DeleteSession(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+		atRest(t, e, tier, sdk.Deleted)
+		if left, err := exec.CommandContext(t.Context(), "find", e.Dir, "-path", "*"+key+"*").Output(); err != nil || len(left) > 0 {
+			t.Errorf("of the deleted session is left: %s %v", left, err)
+		}
+		if loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file"); len(loops) > 0 {
+			if out, _ := exec.CommandContext(t.Context(), "cat", loops...).Output(); strings.Contains(string(out), key) {
+				t.Errorf("a loop device holds the deleted disk:\n%s", out)
 			}
-			atRest(t, e, tier, sdk.Deleted)
-			if left, err := exec.CommandContext(t.Context(), "find", e.Dir, "-path", "*"+key+"*").Output(); err != nil || len(left) > 0 {
-				t.Errorf("of the deleted session is left: %s %v", left, err)
-			}
-			if loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file"); len(loops) > 0 {
-				if out, _ := exec.CommandContext(t.Context(), "cat", loops...).Output(); strings.Contains(string(out), key) {
-					t.Errorf("a loop device holds the deleted disk:\n%s", out)
-				}
-			}
-			if s := open(t, e.Client("acme", "ann"), o); s.Origin() != sdk.Created || sh(t, s, "cat /root/f 2>/dev/null || true") != "" {
-				t.Errorf("after the delete the session is %s", s.Origin())
-			} else if err := s.Delete(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+		}
+		if s := open(t, e.Client("acme", "ann"), o); s.Origin() != sdk.Created || sh(t, s, "cat /root/f 2>/dev/null || true") != "" {
+			t.Errorf("after the delete the session is %s", s.Origin())
+		} else if err := s.Delete(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // killDuring kills everything at a random moment of do, and starts it again.
