@@ -72,6 +72,7 @@ type host struct {
 	sessions map[ids.SessionKey]*session
 	bySand   map[ids.SandboxID]*session
 	oom      map[ids.SandboxID]time.Time
+	limits   map[ids.SandboxID]map[driver.EventKind]time.Time // when a limit that was hit was told last
 	empties  int
 	facts    string
 }
@@ -324,6 +325,7 @@ func (h *host) unlink(sb *sandbox) {
 	defer h.mu.Unlock()
 	delete(h.bySand, sb.ID)
 	delete(h.oom, sb.ID)
+	delete(h.limits, sb.ID)
 }
 
 // binding is what a grant for the session must name.

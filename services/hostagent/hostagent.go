@@ -35,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
@@ -92,6 +93,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 		lease: newLease(cfg.Margin, cfg.Fence == fenceStop), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
 		ready: make(chan struct{}), removed: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
+		limits: map[ids.SandboxID]map[driver.EventKind]time.Time{},
 	}
 	// Parts that are opened below may tell of something at once: a pool that is full, for one.
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))

@@ -49,18 +49,42 @@ func (h *host) news(ev driver.Event) {
 	if s != nil && ev.Kind == driver.EventOOM {
 		h.oom[ev.ID] = time.Now()
 	}
+	tell := s != nil && ev.Kind != driver.EventExited && h.limitNews(ev.ID, ev.Kind, time.Now())
 	h.mu.Unlock()
-	if s == nil {
-		return
-	}
-	if ev.Kind == driver.EventExited {
+	switch {
+	case s == nil:
+	case ev.Kind == driver.EventExited:
 		s.ended(ev.ID, exitReason(ev.ExitStatus))
-		return
+	case tell:
+		s.mu.Lock()
+		rec := s.rec
+		s.mu.Unlock()
+		if t, ok := limitText[ev.Kind]; ok {
+			go h.tell(refOf(rec), t)
+		}
 	}
-	s.mu.Lock()
-	rec := s.rec
-	s.mu.Unlock()
-	go h.tell(refOf(rec), telling{what: "oom", reason: "a process was ended because the session is out of memory"})
+}
+
+// limitText is what the user of a session reads that ran into a limit. A disk that is full is told by
+// quotas. How many files a process has open is counted by nobody but the process: it alone sees EMFILE.
+var limitText = map[driver.EventKind]telling{
+	driver.EventOOM:  {what: "oom", reason: "a process was ended because the session is out of memory", again: true},
+	driver.EventPIDs: {what: "quota", reason: "A process could not be started: the session has as many processes as it may have.", again: true},
+}
+
+// limitEvery is how often the news of one limit of one sandbox is told at most.
+const limitEvery = time.Minute
+
+// limitNews reports whether a limit that was hit is to be told now. mu is held.
+func (h *host) limitNews(id ids.SandboxID, kind driver.EventKind, now time.Time) bool {
+	if h.limits[id] == nil {
+		h.limits[id] = map[driver.EventKind]time.Time{}
+	}
+	if last, told := h.limits[id][kind]; told && now.Sub(last) < limitEvery {
+		return false
+	}
+	h.limits[id][kind] = now
+	return true
 }
 
 func exitReason(status uint32) string {
