@@ -251,7 +251,7 @@ const (
 type Event struct {
 	ID         ids.SandboxID
 	Kind       EventKind
-	ExitStatus uint32
+	ExitStatus uint32 // the process's own; 255 also where that is not known, never made up
 	At         time.Time
 }
 

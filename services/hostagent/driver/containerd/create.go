@@ -342,10 +342,12 @@ func (d *Driver) writeRunscConfig() error {
 
 // task asks containerd for the state of the sandbox's first process.
 func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State, error) {
+	if pid, ok := d.frozen(id); ok {
+		return pid, driver.Running, nil
+	}
 	r, err := call(ctx, d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: string(id)})
 	if isNotFound(err) {
-		pid, state := d.orFrozen(id, 0, driver.Partial)
-		return pid, state, nil
+		return 0, driver.Partial, nil
 	}
 	if err != nil {
 		return 0, driver.Partial, errs.E("look at sandbox", kindOf(err), string(id), err)
@@ -353,6 +355,5 @@ func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State,
 	if r.Process == nil {
 		return 0, driver.Partial, errs.E("look at sandbox", errkind.Internal, string(id), "containerd knows the task but not its process")
 	}
-	pid, state := d.orFrozen(id, int(r.Process.Pid), stateOf(r.Process.Status))
-	return pid, state, nil
+	return int(r.Process.Pid), stateOf(r.Process.Status), nil
 }

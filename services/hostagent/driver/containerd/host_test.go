@@ -11,7 +11,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
@@ -83,7 +86,7 @@ func newHost(t testing.TB) *host {
 
 func (h *host) close(t testing.TB) {
 	for k := range h.keys {
-		if err := h.disks.Delete(context.Background(), k); err != nil {
+		if err := h.deleteDisk(k); err != nil {
 			t.Errorf("delete disk: %v", err)
 		}
 	}
@@ -203,6 +206,17 @@ func isChild(cmdline string) bool {
 	return bytes.Contains(b, fmt.Appendf(nil, "\nPPid:\t%d\n", os.Getpid()))
 }
 
+// deleteDisk waits for a process elsewhere on this machine that copied the table of mounts a moment ago,
+// as every one with a mount namespace of its own does: its copy keeps the disk busy.
+func (h *host) deleteDisk(k disk.Key) error {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		err := h.disks.Delete(context.Background(), k)
+		if err == nil || !errs.Is(err, errkind.Busy) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 // Release implements drivertest.Releaser.
 func (h *host) Release(t testing.TB) {
 	t.Helper()
@@ -212,7 +226,7 @@ func (h *host) Release(t testing.TB) {
 		if name != t.Name() {
 			continue
 		}
-		if err := h.disks.Delete(context.Background(), k); err != nil {
+		if err := h.deleteDisk(k); err != nil {
 			t.Errorf("delete disk: %v", err)
 			continue
 		}

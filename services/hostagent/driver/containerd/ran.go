@@ -69,3 +69,17 @@ func (d *Driver) orFrozen(id ids.SandboxID, pid int, s driver.State) (int, drive
 	}
 	return pid, s
 }
+
+// statusLost is what gVisor's shim calls the status of a process that was gone before it could ask: no
+// status of the process's own.
+const statusLost = 128
+
+// ownStatus is the exit status of a sandbox's first process, or statusGone where it is not known.
+func (d *Driver) ownStatus(id ids.SandboxID, status uint32) uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.known[id].Tier == driver.GVisor && status == statusLost {
+		return statusGone
+	}
+	return status
+}

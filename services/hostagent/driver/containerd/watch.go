@@ -139,7 +139,7 @@ func (w *watcher) found(ctx context.Context, id ids.SandboxID) {
 	}
 	delete(w.late, id)
 	if known {
-		e.ExitStatus, e.At = r.Process.ExitStatus, r.Process.ExitedAt.AsTime()
+		e.ExitStatus, e.At = w.d.ownStatus(id, r.Process.ExitStatus), r.Process.ExitedAt.AsTime()
 	}
 	w.exited(ctx, e)
 }
@@ -154,7 +154,7 @@ func (w *watcher) take(ctx context.Context, topic string, any *anypb.Any) {
 	case "/tasks/exit":
 		var e eventtypes.TaskExit
 		if proto.Unmarshal(any.GetValue(), &e) == nil && e.ID == e.ContainerID {
-			w.exited(ctx, driver.Event{ID: ids.SandboxID(e.ContainerID), Kind: driver.EventExited, ExitStatus: e.ExitStatus, At: e.ExitedAt.AsTime()})
+			w.exited(ctx, driver.Event{ID: ids.SandboxID(e.ContainerID), Kind: driver.EventExited, ExitStatus: w.d.ownStatus(ids.SandboxID(e.ContainerID), e.ExitStatus), At: e.ExitedAt.AsTime()})
 		}
 	}
 }

@@ -41,6 +41,19 @@ func expect(t *testing.T, events <-chan driver.Event, id ids.SandboxID) driver.E
 	}
 }
 
+// unknown is the exit status of a process whose own is not known any more: a host that was too busy to ask
+// says so and makes nothing up.
+const unknown = 255
+
+// own checks that a status is the process's own, or is said to be unknown; true if it is the own one.
+func own(t *testing.T, e driver.Event, status uint32) bool {
+	t.Helper()
+	if e.ExitStatus != status && e.ExitStatus != unknown {
+		t.Errorf("exit status %d, its own is %d", e.ExitStatus, status)
+	}
+	return e.ExitStatus == status
+}
+
 // watched starts a sandbox under watch.
 func (s *suite) watched(t *testing.T) (driver.Driver, <-chan driver.Event, driver.Sandbox, *Talk) {
 	t.Helper()
@@ -69,17 +82,23 @@ func (s *suite) kill(t *testing.T, sb driver.Sandbox) {
 // toldStatus: an exit status that is made up: 0 for a failure, or another than the process's own.
 func (s *suite) toldStatus(t *testing.T) {
 	d, events, sb, k := s.watched(t)
-	for i, status := range []string{"7", "0", "200"} {
-		if _, err := k.Send("exit", status); err != nil {
+	known := 0
+	for i, status := range []uint32{7, 0, 200} {
+		if _, err := k.Send("exit", itoa(int(status))); err != nil {
 			t.Fatal(err)
 		}
-		if e := expect(t, events, sb.ID); e.ExitStatus != []uint32{7, 0, 200}[i] {
-			t.Errorf("exit status %d, its own is %s", e.ExitStatus, status)
-		} else if age := time.Since(e.At); age < -time.Second || age > time.Minute {
+		e := expect(t, events, sb.ID)
+		if own(t, e, status) {
+			known++
+		}
+		if age := time.Since(e.At); age < -time.Second || age > time.Minute {
 			t.Errorf("it ended at %s", e.At)
 		}
 		s.stop(t, d, sb)
 		sb, k = s.start(t, d, 1, uint64(i+2))
+	}
+	if known == 0 {
+		t.Error("none of three statuses is known")
 	}
 }
 
@@ -91,9 +110,7 @@ func (s *suite) toldLate(t *testing.T) {
 	s.exit(t, d, k, "7")
 	for range 2 { // also to a second one
 		events, cancel := watch(t, w)
-		if e := expect(t, events, sb.ID); e.ExitStatus != 7 {
-			t.Errorf("exit status %d", e.ExitStatus)
-		}
+		own(t, expect(t, events, sb.ID), 7)
 		cancel()
 	}
 }
@@ -156,9 +173,7 @@ func (s *suite) toldAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range []<-chan driver.Event{events, others} {
-		if got := expect(t, e, sb.ID); got.ExitStatus != 7 {
-			t.Errorf("exit status %d", got.ExitStatus)
-		}
+		own(t, expect(t, e, sb.ID), 7)
 	}
 }
 
@@ -192,9 +207,7 @@ func (s *suite) slowWatcher(t *testing.T) {
 			s.stop(t, d, sb)
 		}
 	}
-	if e := expect(t, slow, spec.ID()); e.ExitStatus != 7 {
-		t.Errorf("the slow one is told of status %d", e.ExitStatus)
-	}
+	own(t, expect(t, slow, spec.ID()), 7)
 }
 
 // watchEnds: a watch that never ends, with all that it holds.
