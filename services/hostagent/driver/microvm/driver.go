@@ -62,6 +62,8 @@ type Config struct {
 	// orderly end before it is killed.
 	BootTime, PersonaliseTime, OffTime time.Duration
 	Log                                *slog.Logger
+
+	shelf *shelf // of tests that share templates among drivers
 }
 
 // NewConfig returns the defaults for a host whose state is in dir. kernel is the folder of the kernel's

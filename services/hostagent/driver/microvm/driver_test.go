@@ -54,16 +54,4 @@ func start(t testing.TB, d *Driver, spec driver.Spec) (driver.Sandbox, *driverte
 	return sb, k
 }
 
-func TestFirst(t *testing.T) {
-	h := newHost(t)
-	d := openDriver(t, h)
-	t.Logf("%+v", d.accel)
-	for i := range 3 {
-		sb, k := start(t, d, h.Spec(t, i+1, 1))
-		for _, s := range sb.Steps {
-			t.Logf("%-22s %s", s.Name, s.Took.Round(time.Millisecond))
-		}
-		out, err := k.Do("hostname")
-		t.Log(out, err)
-	}
-}
+func TestConformance(t *testing.T) { drivertest.Run(t, newHost(t)) }

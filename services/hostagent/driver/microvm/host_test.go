@@ -36,7 +36,10 @@ func kernelFolder(t testing.TB) string {
 }
 
 // built are the programs, the image and the blank disk of all tests of this package.
-type built struct{ dir, guest, image, blank string }
+type built struct {
+	dir, guest, image, blank string
+	shelf                    shelf
+}
 
 var once struct {
 	sync.Mutex
@@ -74,7 +77,7 @@ func needBuilt(t testing.TB) *built {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &built{dir: dir, guest: filepath.Join(dir, "berth-guest"), image: filepath.Join(dir, "root.erofs"), blank: filepath.Join(dir, "blank.ext4")}
+	b := &built{dir: dir, guest: filepath.Join(dir, "berth-guest"), image: filepath.Join(dir, "root.erofs"), blank: filepath.Join(dir, "blank.ext4"), shelf: shelf{all: map[shape]*template{}}}
 	lower := testImage(t, dir)
 	goBuild(t, b.guest, "guest/cmd/berth-guest")
 	goBuild(t, filepath.Join(lower, "probe"), "driver/drivertest/probe")
@@ -143,13 +146,17 @@ func newHost(t testing.TB) *host {
 		t.Skipf("skipped: %v", err)
 	}
 	h := &host{built: needBuilt(t), dir: t.TempDir(), cfg: cfg}
-	h.cfg.Guest = h.guest
+	h.cfg.Guest, h.cfg.shelf = h.guest, &h.shelf
 	h.cfg.NoKVM = true // as in most places where tests run; the probe has a test of its own
 	h.cfg.UserDir = filepath.Join(h.dir, "users")
 	h.cfg.Run = "/run/berth/test-" + h.cfg.Cgroup[len("berth-"):] + "/vm"
 	if testing.Verbose() {
-		h.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		h.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
+	if err := os.MkdirAll(h.cfg.State, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h.probed(t)
 	return h
 }
 
@@ -160,7 +167,25 @@ func (h *host) Open(t testing.TB) driver.Driver {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if d.accel.Absent != "" {
+		t.Fatal(d.accel.Absent)
+	}
 	return d
+}
+
+// probed lets the hosts of all tests have what the first one found out.
+func (h *host) probed(t testing.TB) {
+	t.Helper()
+	kept := filepath.Join(h.built.dir, accelFile)
+	if _, err := os.Stat(kept); err == nil {
+		run(t, "cp", kept, filepath.Join(h.cfg.State, accelFile))
+		return
+	}
+	d := h.Open(t)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "cp", filepath.Join(h.cfg.State, accelFile), kept)
 }
 
 // Spec implements drivertest.Host. Every test has sessions and disks of its own.

@@ -107,7 +107,8 @@ func (b *build) base(k kernel) {
 		cpu = "host"
 	} else {
 		// Emulated code sees no microarchitecture to protect itself from.
-		line += " mitigations=off tsc_early_khz=" + strconv.FormatUint(tscKHz(), 10)
+		// The counter is the host's: the guest must not distrust it because a busy host made it wait.
+		line += " mitigations=off tsc=reliable tsc_early_khz=" + strconv.FormatUint(tscKHz(), 10)
 	}
 	b.add("-M", "microvm,isa-serial=off,rtc=on,memory-backend=ram", "-accel", b.shape.Accel, "-cpu", cpu,
 		"-smp", strconv.FormatUint(uint64(b.shape.CPUs), 10), "-m", strconv.FormatUint(b.shape.Memory>>20, 10)+"M",

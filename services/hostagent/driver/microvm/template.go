@@ -37,19 +37,26 @@ type template struct {
 	took   time.Duration
 }
 
-// templates are those of this process. They end with it: to boot one again takes seconds.
-type templates struct {
-	d      *Driver
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-
+// shelf keeps templates.
+type shelf struct {
 	mu  sync.Mutex
 	all map[shape]*template
 }
 
+// templates are those of this process. They end with it: to boot one again takes seconds.
+type templates struct {
+	*shelf
+	d      *Driver
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
 func newTemplates(d *Driver) *templates {
-	t := &templates{d: d, all: map[shape]*template{}}
+	t := &templates{d: d, shelf: d.cfg.shelf}
+	if t.shelf == nil {
+		t.shelf = &shelf{all: map[shape]*template{}}
+	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -60,8 +67,10 @@ func (t *templates) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for s, one := range t.all {
-		one.close()
-		delete(t.all, s)
+		if t.d.cfg.shelf == nil || one.err != nil {
+			one.close()
+			delete(t.all, s)
+		}
 	}
 }
 

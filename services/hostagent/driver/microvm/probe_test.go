@@ -1,0 +1,180 @@
+//go:build linux
+
+package microvm
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/driver"
+)
+
+// TestKVMOnlyAfterARealBoot: what this host really runs machines with is found by booting one, said
+// with the reason, and remembered; another build or another host kernel is tried anew.
+func TestKVMOnlyAfterARealBoot(t *testing.T) {
+	h := newHost(t)
+	h.cfg.NoKVM = false
+	d := openDriver(t, h)
+	c := d.Capabilities()[driver.MicroVM]
+	_, kerr := os.Stat("/dev/kvm")
+	t.Logf("/dev/kvm: %v; machines run with %s: %s (booted in %s)", kerr, c.Accel, d.accel.Why, d.accel.Boot.Round(time.Millisecond))
+	if c.Accel != accelKVM && (c.Accel != accelTCG || d.accel.Why == "" || len(c.Missing) == 0) {
+		t.Errorf("it runs with %q because %q", c.Accel, d.accel.Why)
+	}
+	if c.Accel == accelKVM && d.accel.Boot == 0 {
+		t.Error("nothing was booted with it")
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A second start believes the file: an accel that no boot could have found shows it.
+	file := filepath.Join(h.cfg.State, accelFile)
+	kept := d.accel
+	kept.Why = "as it was remembered"
+	if err := writeJSON(file, kept); err != nil {
+		t.Fatal(err)
+	}
+	again := h.Open(t).(*Driver)
+	defer again.Close()
+	if again.accel != kept {
+		t.Errorf("got %+v, want %+v", again.accel, kept)
+	}
+	kept.Build = "of another kernel"
+	if err := writeJSON(file, kept); err != nil {
+		t.Fatal(err)
+	}
+	third := h.Open(t).(*Driver)
+	defer third.Close()
+	if third.accel.Build != d.accel.Build || third.accel.Why == kept.Why {
+		t.Errorf("it believed what was found with another build: %+v", third.accel)
+	}
+}
+
+// TestWhereNothingBootsTheTierIsAbsent: a kernel that does not boot makes no error of every session.
+func TestWhereNothingBootsTheTierIsAbsent(t *testing.T) {
+	h := newHost(t)
+	kernel := t.TempDir()
+	for name, text := range map[string]string{fileVersion: "broken", fileModules: "none"} {
+		if err := os.WriteFile(filepath.Join(kernel, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, "cp", filepath.Join(h.cfg.Kernel, fileVersion), filepath.Join(kernel, fileKernel)) // no kernel at all
+	h.cfg.Kernel, h.cfg.BootTime = kernel, 20*time.Second
+	d, err := Open(t.Context(), h.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	c := d.Capabilities()[driver.MicroVM]
+	if c.Absent == "" || strings.Contains(c.Absent, "\n") {
+		t.Errorf("absent: %q", c.Absent)
+	}
+	if _, err := d.Create(t.Context(), h.Spec(t, 1, 1)); err == nil {
+		t.Error("it made a machine")
+	}
+	if left := h.Left(t); len(left) != 0 {
+		t.Errorf("left %v", left)
+	}
+	if exists(filepath.Join(h.cfg.State, accelFile)) {
+		var a accel
+		if readJSON(filepath.Join(h.cfg.State, accelFile), &a) == nil && a.Absent != "" {
+			t.Error("it remembers a failure that may be over at the next start")
+		}
+	}
+}
+
+func TestPreflightIsOneSentenceAndMakesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: needs root")
+	}
+	dir := filepath.Join(t.TempDir(), "state")
+	kernel := t.TempDir()
+	for _, name := range []string{fileKernel, fileModules, fileVersion} {
+		touch(t, filepath.Join(kernel, name))
+	}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		say    string
+	}{
+		"qemu":   {func(c *Config) { c.QEMU = "/no/qemu" }, "QEMU is missing"},
+		"kernel": {func(c *Config) { c.Kernel = dir }, "the kernel of virtual machines is missing"},
+		"guest":  {func(c *Config) { c.Guest = dir }, "guest agent"},
+		"run":    {func(c *Config) { c.Run = "/run/" + strings.Repeat("x", 80) }, "too long"},
+		"users":  {func(c *Config) { c.FirstUser = 0 }, "user ids"},
+	} {
+		cfg := NewConfig(dir, kernel, "/proc/self/exe")
+		cfg.QEMU = "/bin/true"
+		c.change(&cfg)
+		err := Preflight(cfg)
+		if err == nil || !strings.Contains(err.Error(), c.say) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if exists(dir) {
+			t.Errorf("%s: it made something", name)
+		}
+	}
+}
+
+// TestTheNetworkIsAWire: a machine with a card reaches its own namespace, in which there are lo and
+// the other end, and nothing else.
+func TestTheNetworkIsAWire(t *testing.T) {
+	h := newHost(t)
+	h.cfg.Network = true
+	if err := Preflight(h.cfg); err != nil {
+		t.Skipf("skipped: %v", err)
+	}
+	d := openDriver(t, h)
+	a, k := start(t, d, h.Spec(t, 1, 1))
+	b, kb := start(t, d, h.Spec(t, 2, 1))
+	if address(a.ID).MAC == address(b.ID).MAC {
+		t.Error("two machines have one address")
+	}
+	for _, talk := range []interface {
+		Do(string, ...string) (string, error)
+	}{k, kb} {
+		out, err := talk.Do("netaddrs")
+		t.Logf("inside: %s, %v", strings.ReplaceAll(out, "\n", ", "), err)
+		if err != nil || !strings.Contains(out, strings.TrimSuffix(guestAddress, "/30")) {
+			t.Errorf("its address is missing: %s, %v", out, err)
+		}
+	}
+	for _, sb := range []driver.Sandbox{a, b} {
+		path, err := d.Netns(t.Context(), sb.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st, host unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || unix.Stat("/proc/self/ns/net", &host) != nil || st.Ino == host.Ino {
+			t.Errorf("its namespace is the host's: %v", err)
+		}
+		dev := proc(t, sb.PID, "net/dev")
+		names := []string{}
+		for line := range strings.Lines(dev) {
+			if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+				names = append(names, name)
+			}
+		}
+		for _, n := range names { // some kernels put tunnels that are down into every namespace
+			if n != "lo" && n != "tap0" && !strings.Contains("tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0", n) {
+				t.Errorf("its namespace has %s", n)
+			}
+		}
+		if !strings.Contains(fmt.Sprint(names), "tap0") {
+			t.Errorf("its namespace has %v", names)
+		}
+		route := proc(t, sb.PID, "net/route")
+		if strings.Contains(route, "\t00000000\t0") && strings.Contains(route, "tap0\t00000000") {
+			t.Errorf("its namespace leads somewhere: %s", route)
+		}
+	}
+	if _, err := d.Netns(t.Context(), "bnone"); err == nil {
+		t.Error("a network of nothing")
+	}
+}
