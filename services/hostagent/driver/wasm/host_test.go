@@ -34,6 +34,7 @@ var programs = sync.OnceValues(func() (string, error) {
 		{"berth-wasm", "services/hostagent/guest/wasm/cmd/berth-wasm", false},
 		{"js.wasm", "tools/wasm/js", true},
 		{"probe.wasm", "services/hostagent/driver/drivertest/probe", true},
+		{"tool.wasm", "services/hostagent/driver/wasm/testdata/tool", true},
 	} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, b.out), module+b.pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -61,8 +62,10 @@ type host struct {
 	cfg   Config
 	disks *disk.Store
 	lower string
-	mu    sync.Mutex
-	keys  map[disk.Key]bool
+	// memory of sandboxes with a guest agent: enough for a call and one that was started ahead.
+	memory uint64
+	mu     sync.Mutex
+	keys   map[disk.Key]bool
 }
 
 var _ drivertest.Host = (*host)(nil)
@@ -78,7 +81,7 @@ func newHost(t testing.TB, js bool) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{dir: t.TempDir(), keys: map[disk.Key]bool{}}
+	h := &host{dir: t.TempDir(), keys: map[disk.Key]bool{}, memory: 512 << 20}
 	h.cfg = NewConfig(filepath.Join(h.dir, "state"), bin)
 	if cache, err := os.UserCacheDir(); err == nil {
 		h.cfg.Cache = filepath.Join(cache, "berth", "wasm-test")
@@ -134,12 +137,14 @@ func testImage(t testing.TB, dir, bin string) string {
 			t.Fatal(err)
 		}
 	}
-	b, err := os.ReadFile(filepath.Join(bin, "probe.wasm"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(lower, "usr/lib/wasm/probe.wasm"), b, 0o644); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"probe.wasm", "tool.wasm"} {
+		b, err := os.ReadFile(filepath.Join(bin, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(lower, "usr/lib/wasm", name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return lower
 }

@@ -15,7 +15,7 @@ import (
 const aheadTime = 2 * time.Minute
 
 // minAhead is the memory of the smallest sandbox in which a process is started ahead.
-const minAhead = 192 << 20
+const minAhead = 384 << 20
 
 // ahead is at most one process that waits for the next call of the JavaScript tool. It is used once.
 type ahead struct {

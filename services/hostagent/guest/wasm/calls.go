@@ -36,7 +36,10 @@ func (s *supervisor) maxTime() time.Duration {
 
 // program finds the module that a call names. It implements agent.Program.
 func (s *supervisor) program(c agent.Call) (func([3]uintptr) (int, error), error) {
-	told := call{Args: c.Argv, Env: append(c.Env, "PWD="+c.Dir), Dir: c.Dir}
+	told := call{Args: c.Argv, Env: c.Env, Dir: c.Dir}
+	if c.Dir != "/" { // without the word a module begins in /
+		told.Env = append(told.Env, "PWD="+c.Dir)
+	}
 	if c.Argv[0] == order.JS && s.js != nil {
 		return func(files [3]uintptr) (int, error) { return s.startJS(told, files) }, nil
 	}
@@ -171,7 +174,7 @@ func (s *supervisor) spawn(name string, module, cache *os.File, js bool) (waitin
 	sock := os.NewFile(uintptr(pair[0]), "call")
 	null := s.null.Fd()
 	pid, err := syscall.ForkExec(order.Binary, []string{order.Runner, string(arg)}, &syscall.ProcAttr{
-		Dir: "/", Env: []string{"GOGC=200"},
+		Dir: "/", Env: []string{"GOGC=50"},
 		Files: []uintptr{null, null, null, uintptr(pair[1]), module.Fd(), cache.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid: true, Cloneflags: namespaces, AmbientCaps: []uintptr{unix.CAP_SYS_CHROOT, unix.CAP_SETPCAP},

@@ -3,7 +3,6 @@
 package wasm
 
 import (
-	"io"
 	"os"
 	"runtime/debug"
 	"time"
@@ -28,7 +27,7 @@ func Compile() int {
 	r.files[2] = os.Stderr
 	time.AfterFunc(compileTime, func() { r.end(order.ExitTime, "time limit: compiling took longer than "+compileTime.String()) })
 	debug.SetMemoryLimit(compileMemory / 2)
-	text, err := io.ReadAll(io.NewSectionReader(os.NewFile(moduleFD, "module"), 0, MaxModule))
+	text, err := readModule()
 	for _, step := range []func() error{
 		func() error { return err },
 		func() error { return enterFolder(cacheFD) },

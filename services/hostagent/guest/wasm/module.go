@@ -34,9 +34,9 @@ type prepared struct {
 // prepare compiles the module, or loads its machine code, with nothing but the folder of machine code
 // in sight, and closes that folder before it takes the last privileges from the process.
 func (r *runner) prepare() (*prepared, error) {
-	text, err := io.ReadAll(io.NewSectionReader(os.NewFile(moduleFD, "module"), 0, MaxModule))
+	text, err := readModule()
 	if err != nil {
-		return nil, fmt.Errorf("read module: %w", err)
+		return nil, err
 	}
 	stop := r.watchCompile()
 	p := &prepared{r: r}
@@ -45,7 +45,7 @@ func (r *runner) prepare() (*prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, _ = unix.Close(moduleFD), unix.Close(cacheFD)
+	_ = unix.Close(cacheFD)
 	if err := jail.DropPrivileges(); err != nil {
 		return nil, err
 	}
@@ -55,6 +55,21 @@ func (r *runner) prepare() (*prepared, error) {
 	debug.FreeOSMemory()
 	r.memory = moduleMemory(r.static.MemoryBytes, uint64(len(text)))
 	return p, nil
+}
+
+// readModule reads the module and closes its descriptor.
+func readModule() ([]byte, error) {
+	f := os.NewFile(moduleFD, "module")
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read module: %w", err)
+	}
+	text := make([]byte, min(st.Size(), MaxModule))
+	n, err := f.ReadAt(text, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read module: %w", err)
+	}
+	return text[:n], f.Close()
 }
 
 // inFolder runs f while the root of the process is the folder fd.

@@ -142,6 +142,7 @@ func (s *supervisor) runInit() int {
 	}
 	pid, err := start([3]uintptr{0, 1, 2})
 	if err != nil {
+		_, _ = os.Stderr.WriteString("berth-wasm: start: " + err.Error() + "\n")
 		return order.ExitJail
 	}
 	go func() {

@@ -107,6 +107,7 @@ var common = []uintptr{
 	unix.SYS_MKDIRAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_LINKAT, unix.SYS_SYMLINKAT,
 	unix.SYS_READLINKAT, unix.SYS_UTIMENSAT, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2, unix.SYS_FCHMOD, unix.SYS_FCHMODAT,
 	unix.SYS_GETCWD, unix.SYS_DUP, unix.SYS_DUP3,
+	unix.SYS_RECVMSG, // of the one socket that tells it what to run
 	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MPROTECT, unix.SYS_MADVISE, unix.SYS_MREMAP, unix.SYS_BRK,
 	unix.SYS_FUTEX, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_NANOSLEEP, unix.SYS_CLOCK_NANOSLEEP,
 	unix.SYS_CLOCK_GETTIME, unix.SYS_CLOCK_GETRES, unix.SYS_GETTIMEOFDAY, unix.SYS_GETRANDOM, unix.SYS_GETPID, unix.SYS_GETTID,
@@ -119,9 +120,9 @@ var common = []uintptr{
 // supervising are those that the supervisor needs besides, and a call before its own filter stands.
 var supervising = []uintptr{
 	unix.SYS_CLONE, unix.SYS_EXECVE, unix.SYS_WAIT4, unix.SYS_WAITID, unix.SYS_KILL, unix.SYS_PIPE2, unix.SYS_SETSID,
-	unix.SYS_SOCKETPAIR, unix.SYS_SENDMSG, unix.SYS_RECVMSG, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKOPT, unix.SYS_SHUTDOWN,
+	unix.SYS_SOCKETPAIR, unix.SYS_SENDMSG, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKOPT, unix.SYS_SHUTDOWN,
 	unix.SYS_MEMFD_CREATE, unix.SYS_CHDIR, unix.SYS_FCHDIR, unix.SYS_CHROOT, unix.SYS_UMASK,
-	unix.SYS_CAPGET, unix.SYS_CAPSET, unix.SYS_PRCTL, unix.SYS_SECCOMP, unix.SYS_PRLIMIT64, unix.SYS_SETPRIORITY,
+	unix.SYS_CAPGET, unix.SYS_CAPSET, unix.SYS_PRCTL, unix.SYS_SECCOMP, unix.SYS_PRLIMIT64, unix.SYS_GETRLIMIT, unix.SYS_SETRLIMIT, unix.SYS_SETPRIORITY,
 	unix.SYS_INOTIFY_INIT1, unix.SYS_INOTIFY_ADD_WATCH, unix.SYS_INOTIFY_RM_WATCH,
 	unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_FSTATFS, unix.SYS_STATFS, unix.SYS_SYNCFS, unix.SYS_FADVISE64, unix.SYS_SENDFILE,
 	unix.SYS_COPY_FILE_RANGE, unix.SYS_SPLICE, unix.SYS_OPENAT2, unix.SYS_GETUID, unix.SYS_GETEUID, unix.SYS_GETGID, unix.SYS_GETEGID,
