@@ -38,6 +38,7 @@ type world struct {
 	saver  *Saver
 	check  func(place string) error // the lease; nil: it holds
 	first  string                   // a snapshot that was the head
+	raw    bool                     // it wakes in a virtual machine
 }
 
 // heads is scheduler's compare-and-swap of one session.
@@ -149,6 +150,7 @@ func (w *world) wake(epoch uint64) error {
 	want := disk.Want{
 		Key: on.Key, Epoch: on.Epoch, Head: w.sched.head, LastActive: w.sched.lastActive,
 		Fresh: w.sched.head == "" && w.sched.lastActive.IsZero(), Size: 64 << 20, Image: "sha256:x",
+		Raw: w.raw,
 	}
 	_, err := w.disks.Attach(context.Background(), want)
 	if errs.Is(err, errkind.NotFound) || errs.Is(err, errkind.StaleEpoch) {
