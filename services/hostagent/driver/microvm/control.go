@@ -29,6 +29,8 @@ type control struct {
 	conn  net.Conn
 	event func(vmwire.Event)
 	done  chan struct{}
+	quit  context.Context // ends with close
+	end   context.CancelFunc
 
 	mu   sync.Mutex
 	wait map[string]chan vmwire.Message // by nonce or id
@@ -41,11 +43,15 @@ func dialControl(ctx context.Context, room string, event func(vmwire.Event)) (*c
 		return nil, fmt.Errorf("connect to the machine: %w", err)
 	}
 	c := &control{conn: conn, event: event, done: make(chan struct{}), wait: map[string]chan vmwire.Message{}}
+	c.quit, c.end = context.WithCancel(context.Background())
 	go c.read()
 	return c, nil
 }
 
-func (c *control) close() { _ = c.conn.Close() }
+func (c *control) close() {
+	c.end()
+	_ = c.conn.Close()
+}
 
 func (c *control) read() {
 	defer close(c.done)
@@ -59,7 +65,11 @@ func (c *control) read() {
 		if err == nil && c.take(m) {
 			continue
 		}
-		time.Sleep(floodPause)
+		select {
+		case <-time.After(floodPause):
+		case <-c.quit.Done():
+			return
+		}
 	}
 }
 
