@@ -24,6 +24,8 @@ setup: ## install by name what this machine lacks (Debian packages)
 build: ## build the programs into bin/
 	@mkdir -p $(BIN)
 	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/berth-guest ./services/hostagent/guest/cmd/berth-guest
+	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/berth-wasm ./services/hostagent/guest/wasm/cmd/berth-wasm
+	@CGO_ENABLED=0 GOOS=wasip1 GOARCH=wasm go build -trimpath -ldflags='-s -w' -o $(BIN)/js.wasm ./tools/wasm/js
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
 
 runtimes: setup ## build the pinned containerd, runc, runsc and shims (cached by version)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/wasm/order"
 )
 
 const (
@@ -129,6 +130,9 @@ func (w *watcher) look(ctx context.Context) {
 		}
 		if !r.alive() {
 			e := w.d.endOf(id)
+			if e.status == order.ExitMemory { // the module was refused memory, and no kernel had to kill
+				w.tell(ctx, driver.Event{ID: id, Kind: driver.EventOOM}, e.at)
+			}
 			w.tell(ctx, driver.Event{ID: id, Kind: driver.EventExited, ExitStatus: e.status}, e.at)
 		}
 	}

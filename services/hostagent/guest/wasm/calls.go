@@ -25,7 +25,7 @@ import (
 const MaxModule = 64 << 20
 
 // killGrace is what a call gets after its time to say so itself.
-const killGrace = 2 * time.Second
+const killGrace = 5 * time.Second
 
 func (s *supervisor) maxTime() time.Duration {
 	if s.order.Limits.Time == 0 {

@@ -213,10 +213,11 @@ func (r *runner) judge(err error, code int, word string) int {
 	return r.fail(code, fmt.Errorf("%s: %s", word, text))
 }
 
-// finish passes the module's own exit code on, with a word about memory that it was refused.
+// finish passes the module's own exit code on. One that fails after it was refused memory has run out
+// of it, whatever number it gives that.
 func (r *runner) finish(code int) int {
 	if code != 0 && r.denied.Load() {
-		r.note(fmt.Sprintf("memory limit: the module asked for more than %d bytes", r.memory))
+		return r.fail(order.ExitMemory, fmt.Errorf("memory limit: the module asked for more than %d bytes, and ended with code %d", r.memory, code))
 	}
 	if !r.ended.CompareAndSwap(false, true) {
 		select {}
