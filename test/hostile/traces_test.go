@@ -70,16 +70,36 @@ func (w *world) ownShadow(t *testing.T, path string) {
 
 func (w *world) sleepAndWake(t *testing.T) {
 	t.Helper()
+	if err := w.rewake(t); err != nil {
+		t.Fatalf("wake: %v", err)
+	}
+}
+
+// rewake has the attacker's session sleep and opens it again.
+func (w *world) rewake(t *testing.T) error {
+	t.Helper()
+	w.sleep(t)
+	return w.wake(t)
+}
+
+func (w *world) sleep(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := w.attacker.Close(ctx); err != nil {
 		t.Fatalf("sleep: %v", err)
 	}
+}
+
+func (w *world) wake(t *testing.T) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
 	s, err := w.client.Open(ctx, w.ask())
-	if err != nil {
-		t.Fatalf("wake: %v", err)
+	if err == nil {
+		w.attacker = s
 	}
-	w.attacker = s
+	return err
 }
 
 // transfers reads and writes through paths that a program inside exchanges for links all the time.

@@ -22,7 +22,7 @@ import (
 )
 
 // templates of the tiers with programs of the machine's own kind.
-var templates = map[string]string{"container": "container", "gvisor": "default", "microvm": "microvm"}
+var templates = map[string]string{"container": "container", "gvisor": "default", "microvm": "microvm", wasmTier: "wasm"}
 
 var tiers = []string{"container", "gvisor", "microvm"}
 
@@ -37,6 +37,7 @@ type world struct {
 	attacker *sdk.Session
 	victim   *sdk.Session
 	mark     string
+	inside   string // the probe's path
 }
 
 // probe builds the program that runs inside.
@@ -55,27 +56,48 @@ func probe(t *testing.T) []byte {
 	return b
 }
 
-// enter opens the two sessions of a tier, or skips with the reason why it is not offered.
+// enter opens the two sessions of a tier with native programs, or skips with the reason why it is not
+// offered.
 func enter(t *testing.T, e *testenv.Env, tier string, program []byte) *world {
 	t.Helper()
-	w := &world{t: t, env: e.For(t), tier: tier, mark: "mark-of-the-other-" + tier}
-	why, err := w.env.AwaitTier(t.Context(), tier)
+	w := sessions(t, e, tier)
+	for _, s := range []*sdk.Session{w.attacker, w.victim} {
+		put(t, s, w.inside, program)
+	}
+	w.hold()
+	return w
+}
+
+// sessions opens the session that attacks and another user's, or skips.
+func sessions(t *testing.T, e *testenv.Env, tier string) *world {
+	t.Helper()
+	w := &world{t: t, env: e.For(t), tier: tier, mark: "mark-of-the-other-" + tier, inside: inside}
+	if tier == wasmTier {
+		w.inside = insideWasm
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), tierWait)
+	defer cancel()
+	why, err := w.env.AwaitTier(ctx, tier)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if why != "" {
-		t.Skipf("tier %s did not run: %s", tier, why)
+		t.Skipf("NOT RUN: tier %s: %s", tier, why)
 	}
 	w.client = w.env.Client("acme", "mallory-"+tier)
 	w.attacker = w.open(w.client)
 	w.victim = w.open(w.env.Client("globex", "victor-"+tier))
-	for _, s := range []*sdk.Session{w.attacker, w.victim} {
-		if _, err := s.Files().Write(t.Context(), inside, bytes.NewReader(program), sdk.WriteOptions{Mode: 0o755}); err != nil {
-			t.Fatalf("bring the probe in: %v", err)
-		}
-	}
-	w.hold()
 	return w
+}
+
+// tierWait is how long a host may take to prove a tier by a real sandbox.
+const tierWait = 3 * time.Minute
+
+func put(t *testing.T, s *sdk.Session, path string, content []byte) {
+	t.Helper()
+	if _, err := s.Files().Write(t.Context(), path, bytes.NewReader(content), sdk.WriteOptions{Mode: 0o755}); err != nil {
+		t.Fatalf("bring %s in: %v", path, err)
+	}
 }
 
 func (w *world) open(c *sdk.Client) *sdk.Session {
@@ -101,7 +123,11 @@ func (w *world) open(c *sdk.Client) *sdk.Session {
 
 // ask is an open in the tier. What is told of the risk lets the template's own tier be chosen.
 func (w *world) ask() sdk.OpenOptions {
-	return sdk.OpenOptions{Template: templates[w.tier], Risk: sdk.OwnCode()}
+	risk := sdk.OwnCode()
+	if w.tier == wasmTier { // whose modules the default policy takes from the operator alone
+		risk.CodeAuthor, risk.Tools = sdk.OperatorCode, sdk.BoundedTools
+	}
+	return sdk.OpenOptions{Template: templates[w.tier], Risk: risk}
 }
 
 // hold starts the program that keeps the victim's secrets.
@@ -112,7 +138,7 @@ func (w *world) hold() {
 		w.t.Fatal(err)
 	}
 	defer r.Close()
-	p, err := w.victim.Exec(w.t.Context(), sdk.Cmd{Args: []string{inside, "hold-secret", w.mark}, Env: map[string]string{"SECRET": w.mark}, Stdout: out})
+	p, err := w.victim.Exec(w.t.Context(), sdk.Cmd{Args: []string{w.inside, "hold-secret", w.mark}, Env: map[string]string{"SECRET": w.mark}, Stdout: out})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -122,6 +148,10 @@ func (w *world) hold() {
 		w.t.Fatalf("the other session says %q (%v)", b, err)
 	}
 }
+
+// notWalled is the exit code of a module's call of which nothing ran, since its jail failed: a row that
+// ends with it shows nothing.
+const notWalled = 125
 
 // outcome of a row, as the probe prints it.
 type outcome struct {
@@ -134,16 +164,16 @@ func (w *world) try(user string, args ...string) (outcome, error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	err := w.attacker.Run(ctx, sdk.Cmd{Args: append([]string{inside}, w.fill(args)...), User: user, Stdout: &out, Stderr: &errOut})
+	err := w.attacker.Run(ctx, sdk.Cmd{Args: append([]string{w.inside}, w.fill(args)...), User: user, Stdout: &out, Stderr: &errOut})
 	var o outcome
 	if json.Unmarshal(bytes.TrimSpace(out.Bytes()), &o) == nil {
 		return o, nil
 	}
 	var exit *sdk.ExitError
-	if errors.As(err, &exit) {
+	if errors.As(err, &exit) && (w.tier != wasmTier || exit.Code != notWalled) {
 		return outcome{Detail: fmt.Sprintf("it was ended: %v %.200s", err, errOut.String())}, nil
 	}
-	return o, fmt.Errorf("the probe says %q: %w", out.String(), err)
+	return o, fmt.Errorf("the probe says %.200q %.200q: %w", out.String(), errOut.String(), err)
 }
 
 func (w *world) fill(args []string) []string {
@@ -157,6 +187,8 @@ func (w *world) fill(args []string) []string {
 		case "BUS":
 			_, port, _ := net.SplitHostPort(strings.TrimPrefix(w.env.URL, "nats://"))
 			out = append(out, port)
+		case "BUS ADDRESS":
+			out = append(out, strings.TrimPrefix(w.env.URL, "nats://"))
 		case "HOSTS":
 			out = append(out, hostAddresses()...)
 		default:
