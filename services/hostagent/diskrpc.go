@@ -104,12 +104,21 @@ func (h *host) rpcGrow(ctx context.Context, _ bus.Request, req *hostv1.GrowReque
 		return nil, err
 	}
 	k := disk.Key{Session: s.key, Generation: grant.GenerationOf(req.GetSession().GetGeneration())}
+	was, err := h.disks.Get(k)
+	if err != nil {
+		return nil, errs.Wrap(op, s.key.String(), err)
+	}
 	n, err := h.disks.Grow(ctx, k, req.GetSizeBytes())
 	if err != nil {
 		return nil, errs.Wrap(op, s.key.String(), err)
 	}
 	if sb != nil && h.raw(string(sb.Tier)) {
-		if n, err = h.growInside(ctx, sb, n); err != nil {
+		n, err = h.growInside(ctx, sb, n)
+		if errs.Is(err, errkind.Unimplemented) {
+			h.log.Warn("a machine cannot be told that its disk grew; it grows with the next wake", "session", s.key, "reason", err)
+			n, err = was.Size, nil
+		}
+		if err != nil {
 			return nil, errs.Wrap(op, s.key.String(), err)
 		}
 	}
