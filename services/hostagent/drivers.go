@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -12,8 +13,10 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
+	"github.com/berth-dev/berth/services/hostagent/driver/microvm"
 	"github.com/berth-dev/berth/services/hostagent/driver/null"
 	"github.com/berth-dev/berth/services/hostagent/driver/router"
+	"github.com/berth-dev/berth/services/hostagent/driver/wasm"
 	"github.com/berth-dev/berth/services/hostagent/internal/core"
 )
 
@@ -39,12 +42,18 @@ type maker struct {
 	// preflight says in one sentence why this host can run none of the tiers; it makes nothing.
 	preflight func(Config, site) error
 	open      func(context.Context, Config, site) (driver.Driver, error)
+	// slow reports that open boots machines first, and early what its tiers are like; nil: it is quick.
+	slow  func(Config, site) bool
+	early driver.Capabilities
 }
 
 // makers lists every driver. A new one is added here and nowhere else.
 var makers = []maker{
-	{[]driver.Tier{driver.Container, driver.GVisor, driver.Kata}, preflightContainerd, openContainerd},
-	{[]driver.Tier{driver.Null}, func(Config, site) error { return nil }, openNull},
+	{tiers: []driver.Tier{driver.Container, driver.GVisor, driver.Kata}, preflight: preflightContainerd, open: openContainerd},
+	{tiers: []driver.Tier{driver.MicroVM}, preflight: preflightMicroVM, open: openMicroVM, slow: slowMicroVM,
+		early: driver.Capabilities{Disk: true, RawDisk: true, OwnKernel: true}},
+	{tiers: []driver.Tier{driver.WASM}, preflight: preflightWASM, open: openWASM},
+	{tiers: []driver.Tier{driver.Null}, preflight: func(Config, site) error { return nil }, open: openNull},
 }
 
 // quickTiers are proved before a host is ready; the others later, since a machine takes seconds to boot.
@@ -66,6 +75,49 @@ func preflightContainerd(c Config, p site) error {
 
 func openContainerd(ctx context.Context, c Config, p site) (driver.Driver, error) {
 	return containerd.Open(ctx, containerdConfig(c, p))
+}
+
+// microvmConfig is that of the driver in a folder beside the others'. The kernel of machines stands
+// beside the folder of runtimes.
+func microvmConfig(c Config, p site) microvm.Config {
+	d := microvm.NewConfig(filepath.Join(p.dir, "microvm"), filepath.Join(filepath.Dir(c.Runtimes), "microvm"), c.Guest)
+	d.Cgroup, d.Log = p.cgroup(), p.log
+	return d
+}
+
+func preflightMicroVM(c Config, p site) error { return microvm.Preflight(microvmConfig(c, p)) }
+
+// accelFile is where the driver keeps what it found out about KVM; finding out takes seconds.
+func accelFile(p site) string { return filepath.Join(p.dir, "microvm", "accel.json") }
+
+// slowMicroVM: a host on which the driver never opened has no machines either.
+func slowMicroVM(_ Config, p site) bool {
+	_, err := os.Stat(accelFile(p))
+	return err != nil
+}
+
+func openMicroVM(ctx context.Context, c Config, p site) (driver.Driver, error) {
+	if own := c.sandboxes(nil); p.dir != own.dir { // a proof need not find it out again
+		if known, err := os.ReadFile(accelFile(own)); err == nil {
+			_ = os.MkdirAll(filepath.Dir(accelFile(p)), 0o700)
+			_ = os.WriteFile(accelFile(p), known, 0o600)
+		}
+	}
+	return microvm.Open(ctx, microvmConfig(c, p))
+}
+
+// wasmConfig: the programs of the tier lie beside the guest agent.
+func wasmConfig(c Config, p site) wasm.Config {
+	d := wasm.NewConfig(filepath.Join(p.dir, "wasm"), filepath.Dir(c.Guest))
+	d.Cgroup, d.Log = p.cgroup(), p.log
+	d.Cache = filepath.Join(c.Dir, "modules") // also a proof's: compiled once
+	return d
+}
+
+func preflightWASM(c Config, p site) error { return wasm.Preflight(wasmConfig(c, p)) }
+
+func openWASM(ctx context.Context, c Config, p site) (driver.Driver, error) {
+	return wasm.Open(ctx, wasmConfig(c, p))
 }
 
 func openNull(_ context.Context, _ Config, p site) (driver.Driver, error) {
@@ -94,7 +146,8 @@ func (c Config) bare() bool { return slices.Contains(c.Tiers, string(driver.Null
 // sandboxes names one, so that they are told from another installation's on the same machine.
 func (c Config) Marks() []string {
 	d, p := containerdConfig(c, c.sandboxes(nil)), containerdConfig(c, c.proving(nil))
-	return []string{c.Dir, d.Run, d.Cgroup, p.Run, p.Cgroup}
+	v, w := microvmConfig(c, c.sandboxes(nil)), microvmConfig(c, c.proving(nil))
+	return []string{c.Dir, d.Run, d.Cgroup, p.Run, p.Cgroup, v.Run, w.Run}
 }
 
 // each calls f with every driver that is needed for a site, and the site for its tiers alone.
@@ -135,7 +188,7 @@ func (c Config) preflight() error {
 
 // openDrivers opens what the tiers of a site need, as one driver, and tells of every tier what it does
 // or why it cannot run. A driver that does not open keeps the others from nothing, unless must says that
-// it is needed.
+// it is needed. One that is slow opens beside the path, unless must is nil: then nobody waits for others.
 func openDrivers(ctx context.Context, c Config, p site, must func([]driver.Tier) bool) (driver.Driver, map[driver.Tier]driver.Capabilities, error) {
 	caps := map[driver.Tier]driver.Capabilities{}
 	for _, t := range p.tiers {
@@ -151,14 +204,19 @@ func openDrivers(ctx context.Context, c Config, p site, must func([]driver.Tier)
 	err := p.each(func(m maker, its site) error {
 		err := m.preflight(c, its)
 		var d driver.Driver
-		if err == nil {
+		needed := must != nil && must(its.tiers)
+		switch {
+		case err != nil:
+		case must != nil && !needed && m.slow != nil && m.slow(c, its):
+			d = openLate(its.tiers, m.early, func(ctx context.Context) (driver.Driver, error) { return m.open(ctx, c, its) })
+		default:
 			d, err = m.open(ctx, c, its)
 		}
 		if err == nil {
 			all = append(all, d)
 			return nil
 		}
-		if must != nil && must(its.tiers) {
+		if needed {
 			return err
 		}
 		for _, t := range its.tiers {

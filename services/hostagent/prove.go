@@ -60,15 +60,20 @@ func (h *host) recall() proofs {
 // has to boot, is left for proveLater, unless nothing else is there to offer.
 func (h *host) proveTiers(ctx context.Context) error {
 	can, err := offered(h.cfg.Tiers, h.caps)
-	if err != nil {
-		return err
-	}
 	if h.cfg.bare() {
 		h.tiers.offer(can, nil)
-		return nil
+		return err
 	}
 	known := h.recall()
 	var now, later []driver.Tier
+	for t, c := range h.caps {
+		if c.Absent == opens {
+			later = append(later, t)
+		}
+	}
+	if err != nil && len(later) == 0 {
+		return err
+	}
 	for _, t := range can {
 		switch {
 		case slices.Contains(known.Tiers, t):
@@ -81,7 +86,9 @@ func (h *host) proveTiers(ctx context.Context) error {
 	h.tiers.offer(can, append(slices.Clone(now), later...))
 	h.proveAll(ctx, now)
 	if len(h.tiers.offered()) == 0 {
-		h.proveAll(ctx, later)
+		for _, t := range later {
+			h.proveOne(ctx, t)
+		}
 	}
 	if len(h.tiers.offered()) > 0 {
 		return nil
@@ -92,11 +99,33 @@ func (h *host) proveTiers(ctx context.Context) error {
 // proveLater proves what waits for it, one after the other, and has scheduler hear of each.
 func (h *host) proveLater(ctx context.Context) {
 	for _, t := range h.tiers.toProve() {
-		if ctx.Err() != nil {
+		if h.proveOne(ctx, t); ctx.Err() != nil {
 			return
 		}
-		h.proveAll(ctx, []driver.Tier{t})
 		h.askRejoin()
+	}
+}
+
+// openLook is how often a driver is looked at that is being opened.
+const openLook = 100 * time.Millisecond
+
+// proveOne proves a tier as soon as its driver is open, unless that was remembered.
+func (h *host) proveOne(ctx context.Context, t driver.Tier) {
+	absent := func() string { return h.drv.Capabilities()[t].Absent }
+	for h.drv != nil && absent() == opens {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(openLook):
+		}
+	}
+	switch {
+	case h.drv != nil && absent() != "":
+		h.tiers.settle(t, errors.New(absent()))
+	case slices.Contains(h.recall().Tiers, t):
+		h.tiers.settle(t, nil)
+	default:
+		h.proveAll(ctx, []driver.Tier{t})
 	}
 }
 

@@ -119,10 +119,10 @@ func TestADriverThatCannotOpenKeepsNoOther(t *testing.T) {
 	t.Cleanup(func() { makers = was })
 	closed := 0
 	makers = []maker{
-		{[]driver.Tier{"container"}, func(Config, site) error { return nil }, func(_ context.Context, _ Config, s site) (driver.Driver, error) {
-			return &closing{newProcs(t), &closed}, nil
+		{tiers: []driver.Tier{"container"}, preflight: func(Config, site) error { return nil }, open: func(context.Context, Config, site) (driver.Driver, error) {
+			return of(t, "container", &closed), nil
 		}},
-		{[]driver.Tier{"microvm"}, func(Config, site) error { return errors.New("there is no QEMU here") }, nil},
+		{tiers: []driver.Tier{"microvm"}, preflight: func(Config, site) error { return errors.New("there is no QEMU here") }},
 	}
 	cfg := Config{Dir: t.TempDir(), Tiers: []string{"container", "microvm", "wasm"}}
 	must(t, cfg.preflight())
@@ -183,4 +183,70 @@ func TestABrokenRuntimeIsNoTier(t *testing.T) {
 	if left, err := os.Stat(r.cfg.proveDir()); err == nil {
 		t.Errorf("%s is left", left.Name())
 	}
+}
+
+// TestASlowDriverOpensBesideThePath: until then its tier is absent, then it is proved and offered.
+func TestASlowDriverOpensBesideThePath(t *testing.T) {
+	was := makers
+	t.Cleanup(func() { makers = was })
+	closed, open := 0, make(chan struct{})
+	null := func(Config, site) error { return nil }
+	makers = []maker{
+		{tiers: []driver.Tier{"container"}, preflight: null, open: func(context.Context, Config, site) (driver.Driver, error) {
+			return of(t, "container", &closed), nil
+		}},
+		{tiers: []driver.Tier{"microvm"}, preflight: null, early: driver.Capabilities{RawDisk: true}, slow: func(Config, site) bool { return true },
+			open: func(ctx context.Context, _ Config, _ site) (driver.Driver, error) {
+				select {
+				case <-open:
+					return of(t, "microvm", &closed), nil
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}},
+	}
+	h := &host{log: testLog(), rejoin: make(chan struct{}, 1)}
+	h.cfg = Config{Dir: t.TempDir(), Tiers: []string{"container", "microvm"}}
+	h.proof = func(context.Context, []driver.Tier) map[driver.Tier]error { return nil }
+	var err error
+	h.drv, h.caps, err = openDrivers(t.Context(), h.cfg, h.cfg.sandboxes(testLog()), h.runs)
+	must(t, err)
+	must(t, h.proveTiers(t.Context()))
+	if !slices.Equal(h.tiers.offered(), []driver.Tier{"container"}) || !h.raw("microvm") || h.abilities()["microvm"].Absent != opens {
+		t.Errorf("offers %v: %+v", h.tiers.offered(), h.abilities())
+	}
+	if found, err := h.drv.List(t.Context()); err != nil || len(found) != 0 {
+		t.Errorf("list: %v, %v", found, err)
+	}
+	close(open)
+	h.proveLater(t.Context())
+	if !h.offers(corev1.Tier_TIER_MICROVM) || len(h.rejoin) != 1 || h.abilities()["microvm"].Absent != "" {
+		t.Errorf("offers %v: %+v", h.tiers.offered(), h.abilities())
+	}
+	must(t, h.drv.Close())
+	if closed != 2 {
+		t.Errorf("%d drivers were closed", closed)
+	}
+	// One that is given up while it opens.
+	open = make(chan struct{})
+	d, _, err := openDrivers(t.Context(), h.cfg, h.cfg.sandboxes(testLog()), h.runs)
+	must(t, err)
+	must(t, d.Close())
+}
+
+// of is a driver of bare processes that calls its tier something else.
+func of(t *testing.T, tier driver.Tier, closed *int) driver.Driver {
+	return &named{closing{newProcs(t), closed}, tier}
+}
+
+type named struct {
+	closing
+	tier driver.Tier
+}
+
+func (n *named) Capabilities() map[driver.Tier]driver.Capabilities {
+	for _, c := range n.closing.Capabilities() {
+		return map[driver.Tier]driver.Capabilities{n.tier: c}
+	}
+	return nil
 }
