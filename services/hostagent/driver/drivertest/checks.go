@@ -131,6 +131,7 @@ var checks = []check{
 
 	{"nothing runs", "freeze", data, (*suite).frozenRunsNot, nil, true},
 	{"twice", "freeze", stuck, (*suite).frozenTwice, nil, true},
+	{"six times, and it works", "freeze", stuck, (*suite).frozenOften, nil, false},
 	{"a frozen sandbox is stopped", "freeze", stuck, (*suite).frozenStops, nil, false},
 	{"a frozen sandbox is listed as running", "freeze", blind, (*suite).frozenListed, nil, true},
 	{"a neighbour goes on", "freeze", reach, (*suite).frozenAlone, nil, true},

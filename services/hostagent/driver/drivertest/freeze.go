@@ -82,13 +82,26 @@ func (s *suite) cpuOf(t *testing.T, d driver.Driver, sb driver.Sandbox) time.Dur
 // frozenTwice: a repeated freeze or thaw that fails, or that one thaw does not end.
 func (s *suite) frozenTwice(t *testing.T) {
 	_, f, sb, k := s.frozenOne(t)
-	thaw2 := func() { thaw(t, f, sb); thaw(t, f, sb) }
+	freeze(t, f, sb)
 	for range 2 {
-		freeze(t, f, sb)
-		freeze(t, f, sb)
-		thaw2()
-		k.must(t, "echo", "thawed")
+		thaw(t, f, sb)
 	}
+	k.must(t, "echo", "thawed")
+}
+
+// frozenOften: a session that is frozen again and again, for each of its snapshots, and that dies of it
+// when it next asks its kernel for something.
+func (s *suite) frozenOften(t *testing.T) {
+	d, f := s.freezer(t)
+	sb, k := s.start(t, d, 1, 1)
+	for range 6 {
+		freeze(t, f, sb)
+		thaw(t, f, sb)
+	}
+	if s.caps.Memory {
+		k.must(t, "keep", "32")
+	}
+	k.must(t, "echo", "it lives")
 }
 
 // frozenStops: a frozen session that cannot be deleted.
