@@ -69,10 +69,22 @@ func openOf(a *corev1.Admission) *sched.Open {
 		Ephemeral: t.GetPersistence() == corev1.Persistence_PERSISTENCE_EPHEMERAL, Idle: t.GetIdle().AsDuration(), Retention: t.GetRetention().AsDuration()}
 	o := &sched.Open{Actor: actorOf(a.GetActor()), Terms: terms, Request: ids.RequestID(a.GetRequestId()), Hash: a.GetBodyHash(),
 		StoredAt: sched.At(a.GetStoredAt().AsTime()), Deadline: sched.At(a.GetDeadline().AsTime()), Cause: a.GetCause(), Name: a.GetSessionName()}
+	if machineAsked(a.GetRequestId()) {
+		o.Terms.Tier = corev1.Tier_TIER_MICROVM
+	}
 	for _, k := range a.GetKeys() {
 		o.Keys = append(o.Keys, ids.SessionKey(k))
 	}
 	return o
+}
+
+// machineAsked has a few opens ask for a virtual machine, without a draw of its own.
+func machineAsked(request string) bool {
+	sum := byte(0)
+	for i := range len(request) {
+		sum = sum*31 + request[i]
+	}
+	return sum%5 == 0
 }
 
 func actorOf(a *corev1.Actor) sched.Actor {
@@ -217,7 +229,7 @@ func (l *leader) rpcJoin(t *task, c *ctx, from ids.Host, req any) (any, error) {
 		return nil, fail(errkind.Denied, "a host may not speak for another")
 	}
 	out, err := l.apply(t, c, sched.Entry{Join: &sched.Host{ID: r.host, Boot: r.boot, Key: "k" + r.boot,
-		Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR}, Capacity: r.cap, CPUPercent: 400}})
+		Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_MICROVM}, Capacity: r.cap, CPUPercent: 400}})
 	if err != nil {
 		return nil, err
 	}

@@ -3,8 +3,10 @@ package sim
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	host "github.com/berth-dev/berth/services/hostagent/simcore"
@@ -34,6 +36,7 @@ type files struct {
 	saved *content // the head's: what may never be lost
 	local *content // newest write that a host acknowledged and that nobody was told is lost
 	awake int      // epochs that were active
+	vm    bool     // one of them was in a virtual machine
 }
 
 func newTruth() truth {
@@ -187,6 +190,7 @@ func (w *World) touched(e sched.Entry, old, now *sched.Session) {
 	}
 	if now.State == sched.Active && old.State == sched.Waking {
 		w.woke(now)
+		w.walls(now)
 	}
 	f := w.of(now.Generation)
 	if e.Slept != nil && !now.Dirty && (old.State == sched.Sleeping || old.State == sched.Active) && !f.saved.holds(f.local) {
@@ -416,4 +420,17 @@ func (w *World) leaks() string {
 		}
 	}
 	return ""
+}
+
+// walls: a session whose disk a virtual machine wrote is never awake in a tier whose kernel is the host's.
+func (w *World) walls(now *sched.Session) {
+	f := w.of(now.Generation)
+	machine := sched.OwnKernel(now.Terms.Tier)
+	switch {
+	case f.vm && !machine:
+		w.breaks("machine-disk", "session %s, whose disk a machine wrote, is awake in %s", short(now.Key), now.Terms.Tier)
+	case f.vm && strings.Contains(now.Terms.TierReason, errkind.VMWritten):
+		w.cov.hit("tier raised to that of the machine that wrote the disk")
+	}
+	f.vm = f.vm || machine
 }

@@ -143,6 +143,7 @@ var (
 	Refused   = core.Refused
 
 	DecodeEntry = core.DecodeEntry
+	OwnKernel   = core.OwnKernel
 )
 
 // A cell for measurements.
