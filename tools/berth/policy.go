@@ -270,8 +270,11 @@ func tierSentences(d *decisionOut) (out []string) {
 		return nil
 	}
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	say("Its tier is %s: rule %q of the tier policy asked for %s, and nothing weaker than %s was allowed (%s).",
-		d.Chosen, d.Rule, or(d.Wanted, "nothing"), or(d.Floor, "any tier"), or(d.FloorFrom, "nobody asked for more"))
+	floor := "nobody asked for more"
+	if d.Floor != "" {
+		floor = "nothing weaker than " + d.Floor + " was allowed (" + d.FloorFrom + ")"
+	}
+	say("Its tier is %s: rule %q of the tier policy asked for %s, and %s.", d.Chosen, d.Rule, or(d.Wanted, "nothing"), floor)
 	if len(d.Unknown) > 0 {
 		say("Nobody told %s: that counted as the riskiest.", strings.Join(d.Unknown, ", "))
 	}
