@@ -28,7 +28,7 @@ build: ## build the programs into bin/
 	@CGO_ENABLED=0 GOOS=wasip1 GOARCH=wasm go build -trimpath -ldflags='-s -w' -o $(BIN)/js.wasm ./tools/wasm/js
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
 
-runtimes: setup ## build the pinned containerd, runc, runsc and shims (cached by version)
+runtimes: setup ## build the pinned containerd, runc, runsc and shims, fetch the kernel of virtual machines (cached by version)
 	@go run ./tools/runtimes >/dev/null
 
 image: setup ## make the default session image (cached by recipe)
