@@ -250,3 +250,42 @@ func (n *named) Capabilities() map[driver.Tier]driver.Capabilities {
 	}
 	return nil
 }
+
+// TestRealTiersAreProved: every tier of this machine comes up, those with machines after the start; what
+// does not run here says why.
+func TestRealTiersAreProved(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped: -short")
+	}
+	r := realRig(t)
+	r.cfg.Tiers = []string{"container", "gvisor", "kata", "microvm", "wasm"}
+	began := time.Now()
+	r.start()
+	t.Logf("ready after %s with %v", time.Since(began), r.run.h.tiers.offered())
+	if !r.run.h.offers(corev1.Tier_TIER_CONTAINER) {
+		t.Errorf("a start offers %v", r.run.h.tiers.offered())
+	}
+	eventually(t, 3*time.Minute, "every tier was tried", func() bool { return len(r.run.h.tiers.toProve()) == 0 })
+	t.Logf("all were tried after %s", time.Since(began))
+	for _, f := range r.run.h.tierFacts() {
+		t.Logf("%s: accel %q, absent %q, not held %v", f.GetTier(), f.GetAccel(), f.GetAbsent(), f.GetNotHeld())
+		switch f.GetTier() {
+		case corev1.Tier_TIER_KATA:
+			if (f.GetAbsent() == "") != (f.GetAccel() != "") {
+				t.Errorf("kata: %v", f)
+			}
+		case corev1.Tier_TIER_MICROVM:
+			if f.GetAbsent() == "" && f.GetAccel() == "" || strings.Contains(f.GetAbsent(), "guest of a sandbox") {
+				t.Errorf("microvm: %v", f)
+			}
+		}
+	}
+	eventually(t, 20*time.Second, "scheduler heard of it", func() bool {
+		r.sched.mu.Lock()
+		defer r.sched.mu.Unlock()
+		return len(r.sched.load.GetTiers()) == len(contract)
+	})
+	if _, err := os.Stat(r.cfg.proveDir()); err == nil {
+		t.Errorf("%s is left", r.cfg.proveDir())
+	}
+}

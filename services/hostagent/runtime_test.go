@@ -210,7 +210,7 @@ func clearHost(t *testing.T, r *rig) {
 	r.halt()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	d, err := openContainerd(ctx, r.cfg, r.cfg.sandboxes(testLog()))
+	d, _, err := openDrivers(ctx, r.cfg, r.cfg.sandboxes(testLog()), nil)
 	if err != nil {
 		t.Errorf("clear the host: %v", err)
 		return

@@ -3,6 +3,7 @@ package hostagent
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
@@ -109,9 +110,9 @@ func (h *host) tierFacts() (out []*corev1.TierFact) {
 		if !ok {
 			c.Absent = notConfigured
 		}
-		f := &corev1.TierFact{Tier: tierOf(string(t)), Absent: c.Absent, Accel: c.Accel}
+		f := &corev1.TierFact{Tier: tierOf(string(t)), Absent: strings.TrimPrefix(c.Absent, "check this host: ")}
 		if f.Absent == "" {
-			f.NotHeld = notHeld(c)
+			f.Accel, f.NotHeld = c.Accel, notHeld(c)
 		}
 		out = append(out, f)
 	}
