@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/containerd"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
@@ -33,7 +34,7 @@ func BenchmarkBesideContainer(b *testing.B) {
 		b.Fatal(err)
 	}
 	c := newContainers(b, h)
-	var create, first, small, cold, warm, box, boxFirst, boxExec figure
+	var create, first, small, smallCPU, tiny, tinyCPU, cold, warm, box, boxFirst, boxExec, boxCPU figure
 	var idle uint64
 	for n := 0; b.Loop(); n++ {
 		began := time.Now()
@@ -43,7 +44,14 @@ func BenchmarkBesideContainer(b *testing.B) {
 		if s, err := d.Stats(b.Context(), w.sb.ID); err == nil {
 			idle = s.MemoryBytes
 		}
+		cpu := cpuOf(b, d, w.sb.ID)
 		small = append(small, w.call(b, "tool", "exit", "0").took)
+		smallCPU = append(smallCPU, cpuOf(b, d, w.sb.ID)-cpu)
+		w.put(b, "/tiny.wasm", module(body()))
+		w.call(b, "/tiny.wasm")
+		cpu = cpuOf(b, d, w.sb.ID)
+		tiny = append(tiny, w.call(b, "/tiny.wasm").took)
+		tinyCPU = append(tinyCPU, cpuOf(b, d, w.sb.ID)-cpu)
 		e := w.call(b, "js", "-e", "console.log(6*7)")
 		if e.out != "42\n" {
 			b.Fatalf("%+v", e)
@@ -57,18 +65,34 @@ func BenchmarkBesideContainer(b *testing.B) {
 		k := c.open(b, h, 1000+n)
 		box = append(box, time.Since(began))
 		boxFirst = append(boxFirst, box[n]+k.call(b, "/bin/nothing").took)
+		cpu = cpuOf(b, c.d, k.sb.ID)
 		boxExec = append(boxExec, k.call(b, "/bin/nothing").took)
+		boxCPU = append(boxCPU, cpuOf(b, c.d, k.sb.ID)-cpu)
 		_ = c.d.Stop(b.Context(), k.sb.ID)
 	}
 	create.report(b, "wasm-create")
 	first.report(b, "wasm-create+call")
 	small.report(b, "wasm-call")
+	smallCPU.report(b, "wasm-call-cpu")
+	tiny.report(b, "wasm-tiny")
+	tinyCPU.report(b, "wasm-tiny-cpu")
+	boxCPU.report(b, "runc-exec-cpu")
 	cold.report(b, "js-cold")
 	warm.report(b, "js-warm")
 	box.report(b, "runc-create")
 	boxFirst.report(b, "runc-create+exec")
 	boxExec.report(b, "runc-exec")
 	b.ReportMetric(float64(idle>>10), "wasm-idle-KiB")
+}
+
+// cpuOf is the processor time of a sandbox: what other work on the machine does not change.
+func cpuOf(b *testing.B, m driver.Meter, id ids.SandboxID) time.Duration {
+	b.Helper()
+	s, err := m.Stats(b.Context(), id)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s.CPU
 }
 
 // waitAhead returns when the process that was started ahead waits for its call: it uses no processor.

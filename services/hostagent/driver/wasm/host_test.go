@@ -64,6 +64,7 @@ type host struct {
 	lower string
 	// memory of sandboxes with a guest agent: enough for a call and one that was started ahead.
 	memory uint64
+	short  *box // a sandbox whose calls have little time
 	mu     sync.Mutex
 	keys   map[disk.Key]bool
 }
