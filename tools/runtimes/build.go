@@ -93,6 +93,18 @@ func (b *builder) one(ctx context.Context, r recipe, dir string) error {
 			return err
 		}
 	}
+	if len(r.Patches) > 0 {
+		tmp, err := os.MkdirTemp("", "berth-source-")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(tmp) }()
+		copied := filepath.Join(tmp, "source")
+		if err := patched(source, copied, r.Patches); err != nil {
+			return err
+		}
+		source = copied
+	}
 	for name, pkg := range r.Binaries {
 		args := []string{"build", "-p", strconv.Itoa(b.jobs), "-trimpath", "-buildvcs=false", "-mod=readonly",
 			"-tags", r.Tags, "-ldflags", r.LDFlags, "-o", filepath.Join(locate.Bin(dir), name), pkg}

@@ -54,6 +54,8 @@ type recipe struct {
 	// Deb is the Debian package that always depends on the newest kernel; the pin's module is then the
 	// package of its version. It is not built but fetched, and the other runtimes do without it.
 	Deb string `json:",omitempty"`
+	// Patches mend the module's source before it is built.
+	Patches []patch `json:",omitempty"`
 }
 
 // recipes lists the components in the order in which they are built.
@@ -78,6 +80,7 @@ func recipes(pins map[string]pin, goID string) ([]recipe, error) {
 		Name: "runsc", Pin: gvisor, Seconds: 105,
 		Binaries: map[string]string{locate.Runsc: "./runsc"},
 		LDFlags:  "-s -w -X gvisor.dev/gvisor/runsc/version.version=" + gvisor.Version,
+		Patches:  []patch{freezePatch},
 	}, {
 		Name: "shim-runc", Pin: pin{Version: containerd.Version}, Seconds: 15,
 		Source:   "shims/runc",

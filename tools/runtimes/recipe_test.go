@@ -69,6 +69,7 @@ func TestKeyFollowsEveryInput(t *testing.T) {
 		"cgo":     func(r *recipe) { r.CGO = !r.CGO },
 		"tags":    func(r *recipe) { r.Tags += ",x" },
 		"ldflags": func(r *recipe) { r.LDFlags += " -x" },
+		"patch":   func(r *recipe) { r.Patches = []patch{{File: "a"}} },
 		"go":      func(r *recipe) { r.Go = "go2 linux amd64" },
 	}
 	for name, change := range changes {
