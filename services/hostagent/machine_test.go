@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // machines is a driver whose sandboxes write the image of their disk themselves: this kernel stands for
@@ -35,6 +36,7 @@ type machines struct {
 	*procs
 	mu     sync.Mutex
 	points map[ids.SandboxID]string
+	images map[ids.SandboxID]string
 	specs  []driver.Spec
 	calls  []string
 }
@@ -43,7 +45,7 @@ func newMachines(t *testing.T) *machines {
 	if err := disk.Preflight(t.TempDir(), 0); err != nil {
 		t.Skipf("skipped: disks need root and loop devices: %v", err)
 	}
-	m := &machines{procs: newProcs(t), points: map[ids.SandboxID]string{}}
+	m := &machines{procs: newProcs(t), points: map[ids.SandboxID]string{}, images: map[ids.SandboxID]string{}}
 	m.caps = map[driver.Tier]driver.Capabilities{
 		driver.Null:    {Native: true, Adopts: true, Holds: true},
 		driver.MicroVM: {Native: true, Adopts: true, Holds: true, RawDisk: true, OwnKernel: true},
@@ -85,7 +87,7 @@ func (m *machines) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox
 			return driver.Sandbox{}, err
 		}
 		m.mu.Lock()
-		m.points[spec.ID()] = point
+		m.points[spec.ID()], m.images[spec.ID()] = point, spec.DiskImage
 		m.mu.Unlock()
 	}
 	return m.procs.Create(ctx, spec)
@@ -104,8 +106,12 @@ func (m *machines) Stop(ctx context.Context, id ids.SandboxID) error {
 		return errs.E("stop sandbox", errkind.Busy, string(id), err)
 	}
 	m.mu.Lock()
+	image := m.images[id]
 	delete(m.points, id)
 	m.mu.Unlock()
+	if loopdev.WaitFree(image, time.Second) != nil { // another process copied the mount table meanwhile
+		mounts.Reclaim(point)
+	}
 	return nil
 }
 

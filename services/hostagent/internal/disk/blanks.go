@@ -67,8 +67,21 @@ func (b *blanks) close() {
 	<-b.done
 }
 
-// tidy removes what an earlier process was formatting.
+// blankFormat is what blanks are: 2 have the two folders of a disk in them.
+const blankFormat = "2\n"
+
+// tidy removes what an earlier process was formatting, and the blanks of an earlier version.
 func (b *blanks) tidy() {
+	mark := filepath.Join(b.store.dir, "blanks", "format")
+	if have, err := os.ReadFile(mark); err != nil || string(have) != blankFormat {
+		old, _ := filepath.Glob(filepath.Join(b.store.dir, "blanks", "*", "*"))
+		for _, f := range old {
+			_ = discard(f)
+		}
+		if err := writeWhole(mark, []byte(blankFormat)); err != nil {
+			b.log.Warn("cannot note the format of blank disks", "error", err)
+		}
+	}
 	half, _ := filepath.Glob(filepath.Join(b.store.dir, "blanks", "*", "*.making"))
 	for _, f := range half {
 		_ = os.Remove(f)
@@ -262,14 +275,32 @@ func mkfs(ctx context.Context, path string, size uint64) error {
 	if err != nil {
 		return fmt.Errorf("make image: %w", err)
 	}
+	content, err := skeleton()
+	if err != nil {
+		return fmt.Errorf("make image: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(content) }()
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(SizeUnit), "-m", "0",
+	cmd := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(SizeUnit), "-m", "0", "-d", content,
 		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", path)
 	cmd.Stderr = &stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("mkfs.ext4: %w: %s", mkfsCause(err, stderr.Bytes()), bytes.TrimSpace(stderr.Bytes()))
 	}
 	return nil
+}
+
+// skeleton is a folder that holds what every disk holds.
+func skeleton() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "berth-blank"); err != nil {
+		return "", err
+	}
+	err = os.Chmod(dir, 0o755)
+	for _, name := range []string{Upper, Work} {
+		path := filepath.Join(dir, name)
+		err = errors.Join(err, os.Mkdir(path, 0o755), os.Chmod(path, 0o755))
+	}
+	return dir, err
 }
 
 // mkfsCause gives 'no space' its errno back, which the exit code of mkfs hides.

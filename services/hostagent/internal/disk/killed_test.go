@@ -55,7 +55,8 @@ var scenarios = map[string]scenario{
 		do: func(s *Store, _ task) error { return s.Delete(context.Background(), key(1)) }, check: checkGone},
 	"restore": {points: []string{"restore.began", "restore.filled", "restore.index", "record.written", "restore.void", "restore.renamed", "restore.record"},
 		do: doRestore, check: checkRestored},
-	"grow": {points: []string{"record.written", "grow.recorded", "grow.stretched", "grow.device"}, do: doGrow, check: checkGrown},
+	"machine": {points: []string{"record.written", "raw.prepared", "raw.recorded", "raw.back"}, do: doMachine, check: checkMachine},
+	"grow":    {points: []string{"record.written", "grow.recorded", "grow.stretched", "grow.device"}, do: doGrow, check: checkGrown},
 }
 
 func child() int {
@@ -171,6 +172,32 @@ func doRestore(s *Store, t task) error {
 		return err
 	}
 	return s.Restore(context.Background(), headOf(1, "m9", 2), []byte("i9"), fillFrom(t.From))
+}
+
+// doMachine gives the disk to a machine, and takes it back.
+func doMachine(s *Store, _ task) error {
+	ctx := context.Background()
+	if err := s.Detach(ctx, key(1)); err != nil {
+		return err
+	}
+	if _, err := s.Attach(ctx, rawAgain(1, 3, "m1", 2)); err != nil {
+		return err
+	}
+	return s.Detach(ctx, key(1))
+}
+
+// checkMachine checks that the next machine has the newest files.
+func checkMachine(t *testing.T, s *Store, _ string) {
+	if s.isActive(key(1)) {
+		t.Error("nobody has the disk, yet it counts as in use")
+	}
+	g := boot(t, attach(t, s, rawAgain(1, 4, "m1", 2)))
+	defer g.off()
+	for name, want := range map[string]string{"f": "one", "g": "acked"} {
+		if b, err := os.ReadFile(filepath.Join(g.point, Upper, name)); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
+	}
 }
 
 // doGrow grows the disk while it is attached, and where that cannot be done, with the next attach.

@@ -92,11 +92,11 @@ func (s *Store) attachment(rec Record, created bool) Attachment {
 
 // rawTable lists the steps from a record (or nothing) to an image that a virtual machine may open, and
 // the record as it is then. What the host alone wrote so far it mounts a last time: to replay a journal
-// that a crash left, to grow the file system, and to see to the folders.
+// that a crash left, to grow the file system, and to see to the folders. A blank has all that.
 func (s *Store) rawTable(old, next Record, exists, created bool) (steps.Table, Record) {
 	k := next.Key()
 	t := s.attachTable(old, next, exists, created)
-	if t = t[:len(t)-1]; !old.VMWritten { // all but the mount
+	if t = t[:len(t)-1]; exists && !old.VMWritten { // all but the mount
 		t = append(t, []steps.Step{{
 			Name: "disk.prepare",
 			Do:   func(ctx context.Context) error { return s.prepare(ctx, next, created) },

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // inMachine mounts the session's image as a machine would, and ends that.
@@ -29,6 +31,9 @@ func (w *world) inMachine(do func(upper string)) {
 	defer func() {
 		if err := unix.Unmount(point, 0); err != nil {
 			w.t.Error(err)
+		}
+		if loopdev.WaitFree(image, time.Second) != nil { // another process copied the mount table meanwhile
+			mounts.Reclaim(point)
 		}
 	}()
 	do(filepath.Join(point, disk.Upper))
