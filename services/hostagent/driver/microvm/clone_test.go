@@ -183,6 +183,7 @@ func TestHelpersOfADeadProcessAreSwept(t *testing.T) {
 	}
 	p := helper.vm.proc
 	helper.vm.close()
+	_ = dead.Close() // a kill closes its files as well
 	d := openDriver(t, h)
 	if p.Lives() || exists(filepath.Join(h.cfg.Run, helper.name)) || d.cgroup.Exists(helper.cgroup()) {
 		t.Error("it is left")
@@ -190,7 +191,6 @@ func TestHelpersOfADeadProcessAreSwept(t *testing.T) {
 	if left, _ := os.ReadDir(h.cfg.UserDir); len(left) != 0 {
 		t.Errorf("users in use: %v", left)
 	}
-	_ = dead.Close()
 	if (jail.Process{PID: 1}).Lives() {
 		t.Error("another process passes for QEMU")
 	}

@@ -72,11 +72,7 @@ func (d *Driver) launch(ctx context.Context, b *build, user int, path string) (j
 		o.Tap = hostAddress
 	}
 	if b.shape.Accel == accelKVM {
-		var st unix.Stat_t
-		if err := unix.Stat("/dev/kvm", &st); err != nil {
-			return jail.Process{}, output, fmt.Errorf("/dev/kvm: %w", err)
-		}
-		o.Devices, o.Groups = []string{"kvm"}, []int{int(st.Gid)}
+		o.Devices = []string{"kvm"}
 	}
 	p, err := jail.Start(ctx, jail.Spec{Order: o, Files: b.files, Output: output,
 		Enter: func(pid int) error { return d.cgroup.Enter(path, pid) }})

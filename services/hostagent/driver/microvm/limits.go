@@ -38,39 +38,21 @@ func (d *Driver) Stats(_ context.Context, id ids.SandboxID) (driver.Stats, error
 	return out, nil
 }
 
-// Freeze implements driver.Freezer: the machine stops, and its disk holds what it had written. A QEMU
-// that does not obey is frozen from outside.
-func (d *Driver) Freeze(ctx context.Context, id ids.SandboxID) error {
+// Freeze implements driver.Freezer: QEMU stands still, from outside, whether it wants to or not. What it
+// had told the guest to be on the disk is there. The machine's clock goes on meanwhile, as a frozen
+// process's does: a machine that its monitor stops would be late from then on.
+func (d *Driver) Freeze(ctx context.Context, id ids.SandboxID) error { return d.freeze(ctx, id, true) }
+
+// Thaw implements driver.Freezer.
+func (d *Driver) Thaw(ctx context.Context, id ids.SandboxID) error { return d.freeze(ctx, id, false) }
+
+func (d *Driver) freeze(ctx context.Context, id ids.SandboxID, on bool) error {
 	const op = "freeze sandbox"
 	defer d.lock(id)()
 	if _, err := d.mustRun(op, id); err != nil {
 		return err
 	}
-	one, cancel := context.WithTimeout(ctx, monitorTime)
-	defer cancel()
-	if v := d.vmOf(id); v != nil && v.call(one, "stop", nil, nil) == nil {
-		return nil
-	}
-	return fail(op, id, d.cgroup.Freeze(ctx, d.cgroupOf(id), true))
-}
-
-// Thaw implements driver.Freezer.
-func (d *Driver) Thaw(ctx context.Context, id ids.SandboxID) error {
-	const op = "thaw sandbox"
-	defer d.lock(id)()
-	if _, err := d.mustRun(op, id); err != nil {
-		return err
-	}
-	if err := d.cgroup.Freeze(ctx, d.cgroupOf(id), false); err != nil {
-		return fail(op, id, err)
-	}
-	v := d.vmOf(id)
-	if v == nil {
-		return fail(op, id, errEnded)
-	}
-	ctx, cancel := context.WithTimeout(ctx, monitorTime)
-	defer cancel()
-	return unavailable(op, id, v.call(ctx, "cont", nil, nil))
+	return fail(op, id, d.cgroup.Freeze(ctx, d.cgroupOf(id), on))
 }
 
 // Resize implements driver.Resizer: processor and disk, while it runs.

@@ -4,15 +4,19 @@ package microvm
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
 )
 
 // TestKVMOnlyAfterARealBoot: what this host really runs machines with is found by booting one, said
@@ -20,7 +24,7 @@ import (
 func TestKVMOnlyAfterARealBoot(t *testing.T) {
 	h := newHost(t)
 	h.cfg.NoKVM = false
-	d := openDriver(t, h)
+	d := h.Open(t).(*Driver)
 	c := d.Capabilities()[driver.MicroVM]
 	_, kerr := os.Stat("/dev/kvm")
 	t.Logf("/dev/kvm: %v; machines run with %s: %s (booted in %s)", kerr, c.Accel, d.accel.Why, d.accel.Boot.Round(time.Millisecond))
@@ -41,7 +45,7 @@ func TestKVMOnlyAfterARealBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := h.Open(t).(*Driver)
-	defer again.Close()
+	_ = again.Close()
 	if again.accel != kept {
 		t.Errorf("got %+v, want %+v", again.accel, kept)
 	}
@@ -50,7 +54,7 @@ func TestKVMOnlyAfterARealBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := h.Open(t).(*Driver)
-	defer third.Close()
+	_ = third.Close()
 	if third.accel.Build != d.accel.Build || third.accel.Why == kept.Why {
 		t.Errorf("it believed what was found with another build: %+v", third.accel)
 	}
@@ -136,13 +140,25 @@ func TestTheNetworkIsAWire(t *testing.T) {
 	if address(a.ID).MAC == address(b.ID).MAC {
 		t.Error("two machines have one address")
 	}
-	for _, talk := range []interface {
-		Do(string, ...string) (string, error)
-	}{k, kb} {
+	for sb, talk := range map[ids.SandboxID]*drivertest.Talk{a.ID: k, b.ID: kb} {
 		out, err := talk.Do("netaddrs")
-		t.Logf("inside: %s, %v", strings.ReplaceAll(out, "\n", ", "), err)
-		if err != nil || !strings.Contains(out, strings.TrimSuffix(guestAddress, "/30")) {
-			t.Errorf("its address is missing: %s, %v", out, err)
+		if err != nil || !strings.Contains(out, address(sb).MAC) {
+			t.Errorf("it has the address %q, %v; want %s", out, err, address(sb).MAC)
+		}
+		if _, err := talk.Do("dial", "tcp", gateway+":80"); err == nil {
+			t.Error("somebody listens who was not put there")
+		}
+		path, err := d.Netns(t.Context(), sb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := listenIn(t, path, gateway+":80")
+		if _, err := talk.Do("dial", "tcp", gateway+":80"); err != nil {
+			t.Errorf("it does not reach the listener at the other end: %v", err)
+		}
+		_ = l.Close()
+		if _, err := talk.Do("dial", "tcp", "192.0.2.1:80"); err == nil {
+			t.Error("it reaches more than the other end")
 		}
 	}
 	for _, sb := range []driver.Sandbox{a, b} {
@@ -177,4 +193,32 @@ func TestTheNetworkIsAWire(t *testing.T) {
 	if _, err := d.Netns(t.Context(), "bnone"); err == nil {
 		t.Error("a network of nothing")
 	}
+}
+
+// listenIn listens inside a network namespace, as whoever serves a sandbox's network does.
+func listenIn(t *testing.T, netns, addr string) net.Listener {
+	t.Helper()
+	type result struct {
+		l   net.Listener
+		err error
+	}
+	out := make(chan result)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		f, err := os.Open(netns)
+		if err == nil {
+			defer f.Close()
+			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
+		}
+		var l net.Listener
+		if err == nil {
+			l, err = net.Listen("tcp", addr)
+		}
+		out <- result{l, err}
+	}()
+	r := <-out
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	return r.l
 }

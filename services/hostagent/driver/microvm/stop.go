@@ -38,10 +38,6 @@ func (d *Driver) off(ctx context.Context, id ids.SandboxID) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.OffTime)
 	defer cancel()
-	var st struct{ Status string }
-	if err := v.call(ctx, "query-status", nil, &st); err != nil || st.Status != "running" {
-		return // somebody stopped it: nothing of it runs again
-	}
 	_, err := v.ask(ctx, vmwire.Call{Op: vmwire.OpOff})
 	if err == nil || errors.Is(err, errNoAnswer) {
 		err = v.await(ctx, func() bool { return v.end != nil })

@@ -37,10 +37,8 @@ type Order struct {
 	Args    []string `json:"args"`
 	// Binds are files or folders of the host, by where they appear.
 	Binds map[string]string `json:"binds"`
-	// Devices of the host's /dev to show.
+	// Devices of the host's /dev of which QEMU gets a node of its own.
 	Devices []string `json:"devices"`
-	// Groups that QEMU has beside its own.
-	Groups []int `json:"groups"`
 	// Tap is the address of the host's end of the network, empty for none; TapFD the descriptor that
 	// the tap shall have.
 	Tap   string `json:"tap"`
@@ -87,6 +85,8 @@ func run() error {
 const (
 	sealed = unix.MS_NOSUID | unix.MS_NODEV
 	locked = sealed | unix.MS_RDONLY
+	// devices of its own work; programs in there do not.
+	devices = unix.MS_NOSUID | unix.MS_NOEXEC
 )
 
 // leave moves into a file system of its own that holds the binds and nothing else, and drops the
@@ -109,6 +109,14 @@ func leave(o Order) error {
 			return err
 		}
 	}
+	if err := unix.Mount("dev", root+"/dev", "tmpfs", devices, "size=64k,nr_inodes=16,mode=755"); err != nil {
+		return fmt.Errorf("mount a /dev of its own: %w", err)
+	}
+	for _, name := range o.Devices {
+		if err := node(name, filepath.Join(root, "dev"), o.UID); err != nil {
+			return fmt.Errorf("device %s: %w", name, err)
+		}
+	}
 	for _, one := range shown {
 		if err := one.show(root); err != nil {
 			return err
@@ -129,10 +137,25 @@ func leave(o Order) error {
 	if err := unix.Unmount("/old", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("drop the host's files: %w", err)
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REMOUNT|locked, ""); err != nil {
-		return fmt.Errorf("close its file system: %w", err)
+	for dir, flags := range map[string]uintptr{"/": locked, "/dev": devices | unix.MS_RDONLY} {
+		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|flags, ""); err != nil {
+			return fmt.Errorf("close its file system: %w", err)
+		}
 	}
 	return nil
+}
+
+// node makes a device that this user alone may open, whatever the mode of the host's is.
+func node(name, dir string, uid int) error {
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join("/dev", name), &st); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, name)
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(st.Rdev)); err != nil {
+		return err
+	}
+	return os.Chown(path, uid, uid)
 }
 
 // bind is a file, a folder or a symbolic link of the host on its way into the jail.
@@ -154,8 +177,8 @@ func take(o Order) ([]bind, error) {
 		}
 		out = append(out, one)
 	}
-	for _, name := range append([]string{"null", "urandom"}, o.Devices...) {
-		one, err := takeOne("/dev/"+name, "/dev/"+name, unix.MS_NOSUID|unix.MS_NOEXEC)
+	for _, name := range []string{"null", "urandom"} {
+		one, err := takeOne("/dev/"+name, "/dev/"+name, devices)
 		if err != nil {
 			return nil, err
 		}
@@ -225,7 +248,7 @@ func drop(o Order) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 512, Max: 512}); err != nil {
 		return err
 	}
-	if err := unix.Setgroups(o.Groups); err != nil {
+	if err := unix.Setgroups(nil); err != nil {
 		return err
 	}
 	if err := unix.Setresgid(o.UID, o.UID, o.UID); err != nil {
