@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
-	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -65,12 +64,12 @@ func (d *Driver) fromContainerd(ctx context.Context, parts map[ids.SandboxID][]s
 		}
 		add(parts, c.ID, "container")
 	}
-	ts, err := call(ctx, d.ctrd.tasks.List, &tasksapi.ListTasksRequest{})
+	all, err := d.listTasks(ctx, ours)
 	if err != nil {
 		return nil, err
 	}
 	tasks := map[string]*tasktypes.Process{}
-	for _, t := range ts.Tasks {
+	for _, t := range all {
 		if id, ok := isPod(t.ID); ok {
 			if ours[t.ID] || exists(d.folder(id)) {
 				add(parts, string(id), "machine")

@@ -1,9 +1,14 @@
 package containerd
 
 import (
+	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
+
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
@@ -82,4 +87,58 @@ func (d *Driver) ownStatus(id ids.SandboxID, status uint32) uint32 {
 		return statusGone
 	}
 	return status
+}
+
+// listTasks lists containerd's tasks. For its own list containerd asks every shim in turn, and waits two
+// seconds for each that lies frozen: while there are such, the others are asked for one by one.
+func (d *Driver) listTasks(ctx context.Context, ours map[string]bool) ([]*tasktypes.Process, error) {
+	frozen := d.allFrozen()
+	if len(frozen) == 0 {
+		r, err := call(ctx, d.ctrd.tasks.List, &tasksapi.ListTasksRequest{})
+		if err != nil {
+			return nil, err
+		}
+		return r.Tasks, nil
+	}
+	names := maps.Clone(ours)
+	entries, err := os.ReadDir(d.sandboxes())
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		names[e.Name()] = true
+	}
+	var out []*tasktypes.Process
+	for name := range names {
+		if pid, ok := frozen[ids.SandboxID(name)]; ok {
+			out = append(out, &tasktypes.Process{ID: name, Pid: uint32(pid), Status: tasktypes.Status_PAUSED})
+			continue
+		}
+		r, err := call(ctx, d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: name})
+		if isNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if r.Process != nil {
+			r.Process.ID = name
+			out = append(out, r.Process)
+		}
+	}
+	return out, nil
+}
+
+// allFrozen are the sandboxes that run but for being frozen, with their first processes.
+func (d *Driver) allFrozen() map[ids.SandboxID]int {
+	d.mu.Lock()
+	ran := maps.Clone(d.ran)
+	d.mu.Unlock()
+	out := map[ids.SandboxID]int{}
+	for id := range ran {
+		if pid, ok := d.frozen(id); ok {
+			out[id] = pid
+		}
+	}
+	return out
 }
