@@ -11,8 +11,12 @@ import (
 	"github.com/berth-dev/berth/sdk"
 )
 
-// unproved is in the reason of a tier whose proof by a real sandbox is still under way.
-const unproved = "not done yet"
+// unproved is in the reason of a tier whose proof by a real sandbox is still under way, opening in
+// that of one whose driver finds out what this machine can do.
+const (
+	unproved = "not done yet"
+	opening  = "is being opened"
+)
 
 // AwaitTier waits until a host offers the isolation tier, or says why none does: machines are proved
 // after the start. absent is that reason, empty once it is offered.
@@ -28,7 +32,7 @@ func (p *Process) AwaitTier(ctx context.Context, tier string) (absent string, er
 		if err := op.Call(ctx, "scheduler", "hosts", &schedulerv1.HostsRequest{}, reply); err != nil {
 			return "", err
 		}
-		if absent = absence(reply.GetHosts(), want); absent == "" || !strings.Contains(absent, unproved) {
+		if absent = absence(reply.GetHosts(), want); absent == "" || !strings.Contains(absent, unproved) && !strings.Contains(absent, opening) {
 			return absent, nil
 		}
 		select {
