@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e bench bench-open bench-disk bench-handoff chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -76,6 +76,10 @@ bench-disk: runtimes image build ## freeze, snapshot, sleep and restore of disks
 bench-handoff: runtimes image build ## what a failure costs: leader, NATS server, host with 50 sessions; placement in a large cell; into bench/handoff.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/handoff --out bench/handoff.json
+
+hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
+	@set -o pipefail; rows=$$(mktemp); go test -json -p 1 -timeout 25m -count=1 ./test/hostile | tee $$rows | go run ./tools/testreport; rc=$$?; \
+	  sed -nE 's/.*"Output":"((ROWS|NOT RUN).*)\\n".*/\1/p' $$rows; rm -f $$rows; exit $$rc
 
 chaos: runtimes image build ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
 	@BERTH_FAULTS=$${BERTH_FAULTS:-100} go test ./test/chaos -count=1 -timeout 120m -v -run TestChaos

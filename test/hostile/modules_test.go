@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,10 +37,20 @@ func module(t *testing.T) []byte {
 	return b
 }
 
+// wasmTraces are those that need more than one call.
+var wasmTraces = []struct {
+	name string
+	do   func(*world, *testing.T)
+}{
+	{"a loop without end ends with the call's time, and other calls run meanwhile", (*world).times},
+	{"no two calls draw the same random numbers, and the clock is right", (*world).randoms},
+	{"the memory of a call is new", (*world).earlier},
+	{"links in the place of its own folders lead nowhere", (*world).ownFolders},
+}
+
 // TestHostileModules runs every row of tier wasm.
 func TestHostileModules(t *testing.T) {
 	e := testenv.Start(t)
-	var ran atomic.Int64
 	t.Run(wasmTier, func(t *testing.T) {
 		w := enterWasm(t, e)
 		t.Run("control", w.wasmControl)
@@ -49,17 +58,15 @@ func TestHostileModules(t *testing.T) {
 		for _, g := range wasmGroups {
 			t.Run(strings.ReplaceAll(g.Name, " ", "-"), func(t *testing.T) {
 				for _, row := range g.Rows {
-					t.Run(row.Name, func(t *testing.T) { ran.Add(1); w.mustFail(t, row) })
+					t.Run(row.Name, func(t *testing.T) { counted(t, wasmTier); w.mustFail(t, row) })
 				}
 			})
 		}
-		t.Run("programs", func(t *testing.T) { w.programs(t, &ran) })
-		t.Run("scripts", func(t *testing.T) { w.scripts(t, &ran) })
-		t.Run("time", w.times)
-		t.Run("random numbers and the clock", w.randoms)
-		t.Run("memory of an earlier call", w.earlier)
-		t.Run("links in the place of its own folders", w.ownFolders)
-		ran.Add(4)
+		t.Run("programs", w.programs)
+		t.Run("scripts", w.scripts)
+		for _, r := range wasmTraces {
+			t.Run(r.name, func(t *testing.T) { counted(t, wasmTier); r.do(w, t) })
+		}
 		for what, was := range before {
 			if is := look(t)[what]; is != was {
 				t.Errorf("the host's %s was %q and is %q", what, was, is)
@@ -67,7 +74,6 @@ func TestHostileModules(t *testing.T) {
 		}
 		w.aliveWasm(t)
 	})
-	t.Logf("%d rows of modules ran", ran.Load())
 }
 
 // enterWasm opens the two sessions; the victim has its mark in a file, and in the arguments and the
@@ -132,7 +138,7 @@ func (w *world) runWasm(t *testing.T, c sdk.Cmd) (string, error) {
 	return out.String(), err
 }
 
-func (w *world) programs(t *testing.T, ran *atomic.Int64) {
+func (w *world) programs(t *testing.T) {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +152,7 @@ func (w *world) programs(t *testing.T, ran *atomic.Int64) {
 	}
 	for _, p := range wasmPrograms {
 		t.Run(p.name, func(t *testing.T) {
-			ran.Add(1)
+			counted(t, wasmTier)
 			if p.content != "" {
 				b, known := contents[p.content]
 				if !known {
@@ -162,13 +168,13 @@ func (w *world) programs(t *testing.T, ran *atomic.Int64) {
 	}
 }
 
-func (w *world) scripts(t *testing.T, ran *atomic.Int64) {
+func (w *world) scripts(t *testing.T) {
 	if out, err := w.runWasm(t, sdk.Cmd{Args: []string{"js", "-e", "globalThis.left = 'left'; print('yes')"}}); err != nil || out != "yes" {
 		t.Fatalf("JavaScript does not run here: %q, %v", out, err)
 	}
 	for _, s := range wasmScripts {
 		t.Run(s.name, func(t *testing.T) {
-			ran.Add(1)
+			counted(t, wasmTier)
 			if out, err := w.runWasm(t, sdk.Cmd{Args: []string{"js", "-e", s.text}}); err == nil || out != "" {
 				t.Errorf("it came through: %q, %v", out, err)
 			}

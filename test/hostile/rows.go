@@ -39,16 +39,21 @@ func join(all ...map[string]string) map[string]string {
 	return out
 }
 
-// groups are the rows in the order of docs/threat-model.md.
-var groups = []struct {
+// Group is rows that would lose the same.
+type Group struct {
 	Name string
+	// Loss is what a session could take if a row came through.
+	Loss string
 	Rows []Row
-}{
-	{"another session", anotherSession},
-	{"network", network},
-	{"host", theHost},
-	{"kernel", theKernel},
-	{"limits", theLimits},
+}
+
+// groups are the rows in the order of docs/threat-model.md.
+var groups = []Group{
+	{"another session", "files, secrets and work of another user's session", anotherSession},
+	{"network", "what can be reached from the host: the bus, credentials of the machine in the cloud, other networks", network},
+	{"host", "the host, and with it every session on it", theHost},
+	{"kernel", "the kernel: of the machine where it is the host's own, else of this one session", theKernel},
+	{"limits", "what neighbours need: memory, descriptors", theLimits},
 }
 
 // anotherSession: the other session holds MARK in a file, its memory, its arguments, its environment,
@@ -104,6 +109,9 @@ var theHost = []Row{
 	{Name: "open /dev/loop-control", Do: []string{"open", "/dev/loop-control"}},
 	{Name: "open the control port of its machine", Do: []string{"open", "/dev/virtio-ports/berth.control"}},
 	{Name: "open the first disk of its machine", Do: []string{"open", "/dev/vda"}},
+	{Name: "make and open a port of its machine", Do: []string{"mknod-port"}},
+	{Name: "list the ports of its machine", Do: []string{"list", "/sys/class/virtio-ports"}},
+	{Name: "take a device of its machine away", Do: []string{"write", "/sys/bus/virtio/drivers/virtio_blk/unbind", "virtio1"}},
 	{Name: "open the second disk of its machine", Do: []string{"open", "/dev/vdb"}},
 	{Name: "write session.json", Do: []string{"write", "/run/berth/session.json", "{}"}},
 	{Name: "write the guest agent", Do: []string{"write", "/run/berth/guest", "x"}},
@@ -112,6 +120,10 @@ var theHost = []Row{
 	{Name: "write modprobe's path", Do: []string{"write", "/proc/sys/kernel/modprobe", "/tmp/x"}},
 	{Name: "write a sysctl of memory", Do: []string{"write", "/proc/sys/vm/panic_on_oom", "1"}},
 	{Name: "write a sysctl of the network's core", Do: []string{"write", "/proc/sys/net/core/rmem_max", "1"}},
+	{Name: "write the limit of processes of everybody", Do: []string{"write", "/proc/sys/kernel/pid_max", "4194304"}},
+	{Name: "write the limit of open files of everybody", Do: []string{"write", "/proc/sys/fs/file-max", "9223372036854775807"}},
+	{Name: "drop caches", Do: []string{"write", "/proc/sys/vm/drop_caches", "3"}},
+	{Name: "write binfmt_misc", Do: []string{"write", "/proc/sys/fs/binfmt_misc/register", ":x:M::x::/tmp/x:"}},
 	{Name: "press a magic key", Do: []string{"write", "/proc/sysrq-trigger", "h"}},
 	{Name: "read the kernel's memory", Do: []string{"read", "/proc/kcore"}},
 	{Name: "read the host's kernel keys", Do: []string{"read", "/proc/keys"}},

@@ -2,14 +2,11 @@ package hostile
 
 // wasmRows are the attempts of a module, the only kind of program that runs in tier wasm. Own says why
 // one may come through.
-var wasmGroups = []struct {
-	Name string
-	Rows []Row
-}{
-	{"another session", wasmOther},
-	{"network", wasmNetwork},
-	{"host", wasmHost},
-	{"limits", wasmLimits},
+var wasmGroups = []Group{
+	{"another session", "files, secrets and work of another user's session, or of another call", wasmOther},
+	{"network", "what can be reached from the host", wasmNetwork},
+	{"host", "the host, and with it every session on it", wasmHost},
+	{"limits", "time and memory of neighbours", wasmLimits},
 }
 
 var wasmOther = []Row{

@@ -15,19 +15,30 @@ import (
 	"github.com/berth-dev/berth/test/testenv"
 )
 
-// TestTraces are attempts that need more than one moment: what is left on the disk for the next wake,
-// for the host that moves files, or for the one who reads the guest's channel.
+// traces are attempts that need more than one moment: what is left on the disk for the next wake, for
+// the host that moves files, or for the one who reads the guest's channel.
+var traces = []struct {
+	name string
+	do   func(*world, *testing.T)
+}{
+	{"set-user-id files and device nodes are dead after a sleep", (*world).leftovers},
+	{"links that change under a transfer lead nowhere", (*world).transfers},
+	{"an export holds only the session's own files", (*world).exports},
+	{"two sandboxes of one template have no number in common", (*world).twins},
+	{"a session that writes into its guest's channel harms itself alone", (*world).garbles},
+	{"a killed guest is the session's own loss", (*world).killsGuest},
+}
+
+// TestTraces runs them in every tier.
 func TestTraces(t *testing.T) {
 	e := testenv.Start(t)
 	program := probe(t)
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
 			w := enter(t, e, tier, program)
-			t.Run("set-user-id files and device nodes are dead after a sleep", w.leftovers)
-			t.Run("links that change under a transfer lead nowhere", w.transfers)
-			t.Run("an export holds only the session's own files", w.exports)
-			t.Run("a session that writes into its guest's channel harms itself alone", w.garbles)
-			t.Run("a killed guest is the session's own loss", w.killsGuest)
+			for _, r := range traces {
+				t.Run(r.name, func(t *testing.T) { counted(t, tier); r.do(w, t) })
+			}
 		})
 	}
 }
@@ -184,6 +195,43 @@ func (l *limited) Write(p []byte) (int, error) {
 	}
 	l.leak = l.leak || bytes.Contains(p, []byte("mark-of-the-other"))
 	return len(p), nil
+}
+
+// ownFiles are files of a kernel that machines of one template must not share, since each has its own.
+var ownFiles = []string{"/proc/sys/kernel/random/boot_id"}
+
+// twins draws numbers in both sandboxes, which are clones of one machine or one image.
+func (w *world) twins(t *testing.T) {
+	commands := [][]string{{"head", "-c", "32", "/dev/urandom"}, {"cat", "/proc/sys/kernel/random/uuid"}, {"mktemp", "-u"}}
+	if w.tier == "microvm" {
+		for _, f := range ownFiles {
+			commands = append(commands, []string{"cat", f})
+		}
+		host, err := os.ReadFile(ownFiles[0])
+		if got, gerr := w.attacker.Output(t.Context(), "cat", ownFiles[0]); err != nil || gerr != nil || bytes.Equal(got, host) {
+			t.Errorf("the machine's kernel is the host's: %s, %v, %v", got, err, gerr)
+		}
+	}
+	for _, c := range commands {
+		var got [2][]byte
+		for i, s := range []*sdk.Session{w.attacker, w.victim} {
+			var err error
+			if got[i], err = s.Output(t.Context(), c[0], c[1:]...); err != nil || len(got[i]) == 0 {
+				t.Errorf("%v: %q, %v", c, got[i], err)
+			}
+		}
+		if bytes.Equal(got[0], got[1]) {
+			t.Errorf("%v gives %q in both", c, got[0])
+		}
+	}
+	out, err := w.attacker.Output(t.Context(), "date", "+%s")
+	var at int64
+	if _, serr := fmt.Sscan(string(out), &at); err != nil || serr != nil {
+		t.Fatalf("date: %q, %v, %v", out, err, serr)
+	}
+	if off := time.Since(time.Unix(at, 0)); off < -2*time.Second || off > time.Minute {
+		t.Errorf("its clock is off by %s", off)
+	}
 }
 
 func (w *world) garbles(t *testing.T) {

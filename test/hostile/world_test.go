@@ -82,7 +82,7 @@ func sessions(t *testing.T, e *testenv.Env, tier string) *world {
 		t.Fatal(err)
 	}
 	if why != "" {
-		t.Skipf("NOT RUN: tier %s: %s", tier, why)
+		notRun(t, tier, why)
 	}
 	w.client = w.env.Client("acme", "mallory-"+tier)
 	w.attacker = w.open(w.client)
