@@ -103,19 +103,6 @@ func TestModulesComeAfterWhatTheyNeed(t *testing.T) {
 	}
 }
 
-func TestASignatureIsTakenOffWhole(t *testing.T) {
-	body := object("depends=")
-	tail := append(append([]byte("the signature"), make([]byte, 11)...), 13)
-	if got := unsigned(slices.Concat(body, tail, []byte(signed))); !bytes.Equal(got, body) {
-		t.Errorf("%d bytes are left of %d", len(got), len(body))
-	}
-	for _, data := range [][]byte{nil, body, []byte(signed), slices.Concat([]byte("short"), make([]byte, 8), []byte{255, 255, 255, 255}, []byte(signed))} {
-		if got := unsigned(data); !bytes.Equal(got, data) {
-			t.Errorf("of %d bytes %d are left", len(data), len(got))
-		}
-	}
-}
-
 // object is a small ELF file with a section .modinfo.
 func object(info string) []byte {
 	names := "\x00.modinfo\x00.shstrtab\x00"

@@ -3,7 +3,6 @@ package kernel
 import (
 	"bytes"
 	"debug/elf"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -83,7 +82,6 @@ func (l *loading) add(name string, depth int) error {
 	if err != nil {
 		return fmt.Errorf("module %s: %w", name, err)
 	}
-	data = unsigned(data)
 	needs, err := depends(data)
 	if err != nil {
 		return fmt.Errorf("module %s: %w", name, err)
@@ -95,23 +93,6 @@ func (l *loading) add(name string, depth int) error {
 	}
 	l.data[file], l.order = data, append(l.order, file)
 	return nil
-}
-
-// signed ends a module that bears a signature.
-const signed = "~Module signature appended~\n"
-
-// unsigned takes the signature off: apt has checked the package that a module is from, and checking
-// each again takes an emulated machine as long as all else of its start but the kernel's own.
-func unsigned(data []byte) []byte {
-	body, ok := bytes.CutSuffix(data, []byte(signed))
-	if !ok || len(body) < 12 {
-		return data
-	}
-	size := uint64(binary.BigEndian.Uint32(body[len(body)-4:])) + 12
-	if size > uint64(len(body)) {
-		return data
-	}
-	return body[:uint64(len(body))-size]
 }
 
 // readModule unpacks where the package packs.
