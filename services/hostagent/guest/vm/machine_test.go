@@ -181,7 +181,7 @@ func (k *kit) start(t *testing.T, disk string) *machine {
 	args := []string{
 		"-M", "microvm,accel=tcg,rtc=on,isa-serial=off,pcie=off,usb=off", "-cpu", "max", "-smp", "2", "-m", "384M",
 		"-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-kernel", k.kernel, "-initrd", k.initrd,
-		"-append", "console=hvc0 panic=-1 quiet loglevel=4 " + tscHint(),
+		"-append", "console=hvc0 panic=-1 quiet loglevel=4 cryptomgr.notests " + tscHint(),
 		"-monitor", "unix:" + filepath.Join(dir, "monitor") + ",server=on,wait=off",
 		"-device", "virtio-serial-device,max_ports=5", "-chardev", "file,id=console,path=" + filepath.Join(dir, "console"),
 		"-device", "virtconsole,chardev=console",
