@@ -96,6 +96,7 @@ var network = []Row{
 
 var theHost = []Row{
 	{Name: "find a socket of the host", Do: []string{"look-sockets"}},
+	{Name: "find a pipe of the host", Do: []string{"look-pipes"}},
 	{Name: "open containerd's socket", Do: []string{"dial", "unix", "/run/containerd/containerd.sock"}},
 	{Name: "open Docker's socket", Do: []string{"dial", "unix", "/var/run/docker.sock"}},
 	{Name: "list the host's run folder of Berth", Do: []string{"list", "/run/berth/ids"}},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"strings"
@@ -27,6 +28,7 @@ var traces = []struct {
 	{"two sandboxes of one template have no number in common", (*world).twins},
 	{"a session that writes into its guest's channel harms itself alone", (*world).garbles},
 	{"a killed guest is the session's own loss", (*world).killsGuest},
+	{"what it writes to files of the image stays its own", (*world).sharedPaths},
 }
 
 // TestTraces runs them in every tier.
@@ -195,6 +197,28 @@ func (l *limited) Write(p []byte) (int, error) {
 	}
 	l.leak = l.leak || bytes.Contains(p, []byte("mark-of-the-other"))
 	return len(p), nil
+}
+
+// sharedPaths changes, replaces and removes files of the image, which both sessions see.
+func (w *world) sharedPaths(t *testing.T) {
+	paths := []string{"/etc/passwd", "/etc/hosts", "/bin/cat", "/usr/bin/env", "/usr/new", "/tmp/new", "/dev/shm/new", "/run/new"}
+	look := func() (out []string) {
+		for _, p := range paths {
+			b, err := w.victim.Files().ReadAll(t.Context(), p)
+			out = append(out, fmt.Sprint(p, " ", len(b), " ", crc32.ChecksumIEEE(b), " ", err != nil))
+		}
+		return out
+	}
+	before := look()
+	script := "for p in " + strings.Join(paths, " ") + "; do echo other > $p.x; mv $p.x $p; echo more >> $p; chmod 4777 $p; done; rm -rf /etc/ssl /usr/share"
+	out, err := w.attacker.Output(t.Context(), "sh", "-c", script)
+	t.Logf("%q, %v", out, err)
+	for i, is := range look() {
+		if is != before[i] {
+			t.Errorf("the other session sees %s, and saw %s", is, before[i])
+		}
+	}
+	w.wellElsewhere(t)
 }
 
 // ownFiles are files of a kernel that machines of one template must not share, since each has its own.

@@ -30,6 +30,7 @@ var looks = map[string]attempt{
 	"look-tokens":  lookTokens,
 	"look-sockets": lookSockets,
 	"look-fds":     lookFDs,
+	"look-pipes":   lookPipes,
 	"look-devices": lookDevices,
 	"look-self":    lookSelf,
 	"read":         func(a []string) (string, error) { return readSome(a[0]) },
@@ -246,6 +247,18 @@ func lookSockets([]string) (string, error) {
 			}
 		}
 	}
+	return found(strings.Join(hits, " "), nil)
+}
+
+// lookPipes finds named pipes, as a guest's channel is one.
+func lookPipes([]string) (string, error) {
+	var hits []string
+	walk("/", 400_000, func(path string, d fs.DirEntry) bool {
+		if d.Type()&fs.ModeNamedPipe != 0 {
+			hits = append(hits, path)
+		}
+		return false
+	})
 	return found(strings.Join(hits, " "), nil)
 }
 
