@@ -225,6 +225,17 @@ func folders(point string, create bool) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
+	var st unix.Stat_t
+	err = unix.Fstatat(int(root.Fd()), blankMark, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case err == nil && create:
+		err = unix.Unlinkat(int(root.Fd()), blankMark, 0)
+	case err == nil:
+		return errs.E("attach disk", errkind.DataLoss, "", "the image is a blank one: it is not the session's disk")
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("look for the mark of a blank: %w", err)
+	}
 	for _, name := range []string{Upper, Work} {
 		if create {
 			if err := unix.Mkdirat(int(root.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {

@@ -67,8 +67,12 @@ func (b *blanks) close() {
 	<-b.done
 }
 
-// blankFormat is what blanks are: 2 have the two folders of a disk in them.
+// blankFormat is what blanks are: 2 have the two folders of a disk in them, and the mark.
 const blankFormat = "2\n"
+
+// blankMark is a file at the top of a blank, which goes with its first mount: an image that has it holds
+// nothing of anybody. A machine leaves it; the host does not look there any more.
+const blankMark = "blank"
 
 // tidy removes what an earlier process was formatting, and the blanks of an earlier version.
 func (b *blanks) tidy() {
@@ -300,7 +304,7 @@ func skeleton() (dir string, err error) {
 		path := filepath.Join(dir, name)
 		err = errors.Join(err, os.Mkdir(path, 0o755), os.Chmod(path, 0o755))
 	}
-	return dir, err
+	return dir, errors.Join(err, os.WriteFile(filepath.Join(dir, blankMark), nil, 0o600))
 }
 
 // mkfsCause gives 'no space' its errno back, which the exit code of mkfs hides.
