@@ -29,6 +29,7 @@ const (
 	maxImageModules = 64
 	maxModule       = 64 << 20
 	compilePatience = 3 * time.Minute
+	unusedTime      = 7 * 24 * time.Hour
 	doneFile        = "done" // in a folder of machine code that is whole
 )
 
@@ -70,7 +71,23 @@ func openCode(cfg Config, users func() (uint32, func(), error), log *slog.Logger
 	}
 	c := &code{dir: filepath.Join(cfg.Cache, version), program: cfg.Program, users: users, log: log, files: map[stamp]order.Compiled{}, work: map[string]*task{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	return c, os.MkdirAll(c.dir, 0o700)
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return nil, err
+	}
+	c.prune(cfg.Cache)
+	return c, nil
+}
+
+// prune removes what earlier versions of the compiler made and nobody has opened for a week.
+func (c *code) prune(cache string) {
+	now := time.Now()
+	_ = os.Chtimes(c.dir, now, now)
+	entries, _ := os.ReadDir(cache)
+	for _, e := range entries {
+		if st, err := e.Info(); err == nil && strings.HasPrefix(e.Name(), "wazero") && now.Sub(st.ModTime()) > unusedTime {
+			_ = os.RemoveAll(filepath.Join(cache, e.Name()))
+		}
+	}
 }
 
 // compilerVersion names what makes machine code: wazero as it was built into the program.

@@ -419,12 +419,15 @@ func quiesce(t *testing.T, _ *host, b *box) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := s.Next(t.Context()); err != nil { // it runs
+		t.Fatal(err)
+	}
 	q, err := b.conn.Quiesce(t.Context(), 2*time.Second)
 	if err != nil || q.Remaining != 0 {
 		t.Errorf("%+v, %v", q, err)
 	}
 	if e := finish(t, s); e.code() != 128+int(unix.SIGTERM) {
-		t.Errorf("%+v", e.exit)
+		t.Errorf("code %d, signal %d", e.code(), e.exit.Signal)
 	}
 }
 

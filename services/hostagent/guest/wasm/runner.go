@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/services/hostagent/guest/wasm/early"
 	"github.com/berth-dev/berth/services/hostagent/guest/wasm/jail"
 	"github.com/berth-dev/berth/services/hostagent/guest/wasm/order"
 )
@@ -74,10 +74,8 @@ func RunCall(arg string) int {
 // obeySignals makes a signal end the process as it ends any program: the first process of a PID
 // namespace would otherwise not hear it.
 func (r *runner) obeySignals() {
-	c := make(chan os.Signal, 4)
-	signal.Notify(c, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM, unix.SIGPIPE)
 	go func() {
-		for sig := range c {
+		for sig := range early.Signals {
 			if sig != unix.SIGPIPE {
 				r.end(128+int(sig.(syscall.Signal)), "")
 			}
