@@ -30,6 +30,7 @@ type upCmd struct {
 	ImageStore   string        `help:"Keep unpacked images here instead of in the state folder; one berth up at a time." type:"path" placeholder:"DIR"`
 	Store        string        `help:"Where disks are saved: nats:// (default), file:///folder, s3://bucket, gs://bucket or azblob://container." placeholder:"URL"`
 	Driver       string        `help:"What makes the sandboxes: containerd or null (in memory, for trying the control plane)." enum:"containerd,null," default:""`
+	Tiers        []string      `help:"Isolation tiers to offer, of container, gvisor, kata, microvm and wasm; default: all that come with Berth and that this machine proves, with --hosts container and gvisor." placeholder:"TIER"`
 	Metrics      string        `help:"Serve Prometheus metrics on /metrics here." placeholder:"HOST:PORT"`
 	OTLP         string        `name:"otlp" help:"Send traces and metrics to this OTLP endpoint." placeholder:"URL"`
 	Spans        string        `help:"Append every span to this file, one JSON object a line." type:"path" placeholder:"FILE"`
@@ -105,6 +106,9 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 	set(&cfg.Host.ImageStore, c.ImageStore)
 	set(&cfg.Host.Disk.Store, c.Store)
 	cfg.LeaveRunning = cfg.LeaveRunning || c.LeaveRunning
+	if len(c.Tiers) > 0 {
+		cfg.Host.Tiers = c.Tiers
+	}
 	if len(c.Tenant) > 0 {
 		cfg.Tenants = c.Tenant
 	}

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/tools/berth/stack"
@@ -123,6 +124,9 @@ func (c *Config) check() error {
 	}
 	if os.Geteuid() != 0 {
 		return stack.ErrNotRoot
+	}
+	if len(c.Stack.Host.Tiers) == 0 {
+		c.Stack.Host.Tiers = slices.Clone(stack.FewTiers)
 	}
 	if err := c.Stack.Complete(); err != nil {
 		return err

@@ -53,6 +53,7 @@ type Config struct {
 func NewConfig() Config {
 	host := hostagent.NewConfig()
 	host.Host = "local"
+	host.Tiers = nil      // see Tiers
 	host.Fence = "freeze" // no other host could take its sessions: memory is worth more
 	return Config{
 		Dir: "/var/lib/berth", Listen: "127.0.0.1:4222",
@@ -90,6 +91,14 @@ func (c *Config) DevIssuers() (tenants []ids.Tenant, err error) {
 	return tenants, nil
 }
 
+// Tiers are what one machine offers unless the configuration names others: all that come with Berth, as
+// far as a real sandbox of each comes up. A cluster's hosts share one machine, and offer FewTiers: each
+// would boot machines of its own.
+var (
+	Tiers    = []string{"container", "gvisor", "microvm", "wasm"}
+	FewTiers = []string{"container", "gvisor"}
+)
+
 // UseNullDriver keeps sandboxes in memory: every template runs in the tier
 // "null", which has no wall. For trying the control plane and measuring it.
 func (c *Config) UseNullDriver() {
@@ -115,6 +124,9 @@ func (c *Config) Complete() error {
 	c.Scheduler.Dir = filepath.Join(c.Dir, "scheduler")
 	c.Credentials.KeyDir, c.Identity.KeyDir = c.Keys(), c.Keys()
 	c.Host.Dir = filepath.Join(c.Dir, "host", c.Host.Host)
+	if len(c.Host.Tiers) == 0 {
+		c.Host.Tiers = slices.Clone(Tiers)
+	}
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
 			if !slices.Contains(c.Host.Disk.Sizes, t.Limits.DiskBytes) {

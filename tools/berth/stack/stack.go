@@ -80,7 +80,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Info)) er
 
 // preflight finds the machine fit, before anything is made.
 func preflight(cfg Config) error {
-	if cfg.Host.Driver == "containerd" && os.Geteuid() != 0 {
+	if cfg.Host.Driver != "null" && os.Geteuid() != 0 {
 		return ErrNotRoot
 	}
 	for _, addr := range []string{cfg.Listen, cfg.MetricsListen} {
