@@ -1,11 +1,27 @@
 package cgroup
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 )
+
+// Box makes a cgroup below path, which Create made, for processes, and returns its path: version 2 keeps
+// them out of a cgroup that hands its controllers down. Its limits are those of path. Idempotent.
+func (t Tree) Box(path string) (string, error) {
+	box := filepath.Join(path, "box")
+	for _, dir := range t.dirs(path) {
+		if _, err := os.Stat(dir); err != nil {
+			continue // a hierarchy that carries no limits
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "box"), 0o755); err != nil {
+			return "", fmt.Errorf("make cgroup: %w", err)
+		}
+	}
+	return box, nil
+}
 
 // Enter moves a process into path, which Create made, in every hierarchy that has it. What it forks
 // afterwards is in there too.
