@@ -62,7 +62,7 @@ func TestQEMUHasNoRights(t *testing.T) {
 				t.Errorf("namespace %s is the host's: %s, %v, %v", ns, own, err, herr)
 			}
 		}
-		if !strings.Contains(proc(t, sb.PID, "cgroup"), "/"+sb.Cgroup+"\n") {
+		if !strings.Contains(proc(t, sb.PID, "cgroup"), "/"+sb.Cgroup+"/box\n") {
 			t.Errorf("it is not in its cgroup: %s", proc(t, sb.PID, "cgroup"))
 		}
 		limits := proc(t, sb.PID, "limits")

@@ -55,6 +55,10 @@ func listen(room string) (map[string]*os.File, error) {
 // output takes what QEMU says until then.
 func (d *Driver) launch(ctx context.Context, b *build, user int, path string) (jail.Process, *os.File, error) {
 	defer b.done()
+	box, err := d.cgroup.Box(path)
+	if err != nil {
+		return jail.Process{}, nil, err
+	}
 	output, err := jail.Output()
 	if err != nil {
 		return jail.Process{}, nil, err
@@ -75,7 +79,7 @@ func (d *Driver) launch(ctx context.Context, b *build, user int, path string) (j
 		o.Devices = []string{"kvm"}
 	}
 	p, err := jail.Start(ctx, jail.Spec{Order: o, Files: b.files, Output: output,
-		Enter: func(pid int) error { return d.cgroup.Enter(path, pid) }})
+		Enter: func(pid int) error { return d.cgroup.Enter(box, pid) }})
 	if err != nil {
 		err = fmt.Errorf("start QEMU: %w", err)
 	}
