@@ -39,6 +39,8 @@ var settings = map[string]string{
 	"kernel/panic_on_oops":             "1",
 	"user/max_user_namespaces":         "0",
 	"vm/unprivileged_userfaultfd":      "0",
+	// Memory is given as in other tiers: who takes more than the limit is ended, and that is told.
+	"vm/overcommit_memory": "1",
 }
 
 // timer measures named steps one after the other.
