@@ -46,6 +46,10 @@ type shape struct {
 	Network   bool   `json:"network"`
 }
 
+// codeCache bounds what QEMU keeps of translated code, which is most of Config.Overhead: without it a
+// machine that runs much code has its QEMU killed.
+const codeCache = ",tb-size=80"
+
 // memoryStep is what a machine's memory is a multiple of.
 const memoryStep = 1 << 20
 
@@ -101,17 +105,18 @@ func (b *build) done() {
 // base is the machine without memory, disks and what it does first. The devices have addresses of
 // their own: a clone's must be those of its template.
 func (b *build) base(k kernel) {
-	cpu := "max"
+	cpu, accel := "max", b.shape.Accel
 	// A machine that was frozen for a while finds itself late, and nothing is wrong with it.
-	line := "quiet loglevel=1 panic=-1 reboot=t 8250.nr_uarts=0 apparmor=0 selinux=0 audit=0 nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
+	line := "quiet loglevel=1 cryptomgr.notests panic=-1 reboot=t 8250.nr_uarts=0 apparmor=0 selinux=0 audit=0 nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
 	if b.shape.Accel == accelKVM {
 		cpu = "host"
 	} else {
 		// Emulated code sees no microarchitecture to protect itself from.
 		// The counter is the host's: the guest must not distrust it because a busy host made it wait.
+		accel += codeCache
 		line += " mitigations=off tsc=reliable tsc_early_khz=" + strconv.FormatUint(tscKHz(), 10)
 	}
-	b.add("-M", "microvm,isa-serial=off,rtc=on,memory-backend=ram", "-accel", b.shape.Accel, "-cpu", cpu,
+	b.add("-M", "microvm,isa-serial=off,rtc=on,memory-backend=ram", "-accel", accel, "-cpu", cpu,
 		"-smp", strconv.FormatUint(uint64(b.shape.CPUs), 10), "-m", strconv.FormatUint(b.shape.Memory>>20, 10)+"M",
 		"-name", b.name, "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-serial", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",

@@ -120,7 +120,11 @@ func (w *watcher) one(ctx context.Context, id ids.SandboxID, v *vm, t *toldOf) {
 // endOf is how a sandbox ended, nil if it runs, and what its guest said of its memory.
 func (d *Driver) endOf(id ids.SandboxID, v *vm) (*end, uint64) {
 	if v != nil {
-		return v.ended(), v.ooms()
+		e, n := v.ended(), v.ooms()
+		if s, err := d.cgroup.Stats(d.cgroupOf(id)); e != nil && err == nil {
+			n += s.OOMKills // QEMU itself
+		}
+		return e, n
 	}
 	// It had ended when this process began.
 	var e end
