@@ -49,6 +49,8 @@ type keeper interface {
 type images interface {
 	Get(digest string) (driver.Image, error)
 	Ensure(ctx context.Context, ref string) (driver.Image, error)
+	// Block makes the image's file for machines, if it is missing.
+	Block(ctx context.Context, digest string) (driver.Image, error)
 	// Known lists digests and references that need no unpacking. It does not wait for one under way.
 	Known() []string
 }

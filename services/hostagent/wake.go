@@ -155,9 +155,18 @@ func (m *making) traced(name string, do func(context.Context) error) func(contex
 	}
 }
 
-// findImage finds the image: for a new disk the one that the template names now, later the very one
-// that the disk is pinned to.
+// findImage finds the image, and for a machine makes the file that it mounts, if it is not there yet.
 func (m *making) findImage(ctx context.Context) error {
+	err := m.nameImage(ctx)
+	if err == nil && m.s.h.images != nil && m.s.h.raw(tierName(m.req.GetTerms().GetTier())) {
+		m.image, err = m.s.h.images.Block(ctx, m.image.Digest)
+	}
+	return err
+}
+
+// nameImage finds it: for a new disk the one that the template names now, later the very one that the
+// disk is pinned to.
+func (m *making) nameImage(ctx context.Context) error {
 	h, want := m.s.h, m.req.GetImageDigest()
 	if h.images == nil {
 		m.image = driver.Image{Digest: want}
