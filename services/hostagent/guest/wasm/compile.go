@@ -30,7 +30,7 @@ func Compile() int {
 	text, err := readModule()
 	for _, step := range []func() error{
 		func() error { return err },
-		func() error { return enterFolder(cacheFD) },
+		func() error { return jail.Keep(cacheFD) },
 		func() error { return jail.Limit(64) },
 		jail.DropPrivileges,
 		jail.FilterCall,

@@ -44,6 +44,28 @@ func Enter(p Parts) error {
 	return furnish(p)
 }
 
+// Keep makes a folder, a mount that is attached nowhere, all that the process has of any file system.
+// The copies of the host's mounts that it was born with are dropped: each of them would keep a disk
+// busy as long as the process lives. It needs new mount and user namespaces.
+func Keep(folder int) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.MoveMount(folder, "", unix.AT_FDCWD, "/tmp", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach the folder: %w", err)
+	}
+	if err := os.Chdir("/tmp"); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("leave the host's files: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("drop the host's files: %w", err)
+	}
+	return os.Chdir("/")
+}
+
 // overlay mounts image and disk as one, in the place of the host's /tmp, and goes there.
 func overlay(p Parts) error {
 	if err := unix.Mount("tmpfs", "/tmp", "tmpfs", 0, "size=64k,mode=700"); err != nil {
