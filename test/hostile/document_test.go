@@ -115,7 +115,7 @@ func table() string {
 		}
 	}
 	list("Modules: what may be named as a program", "TestHostileModules", "nothing runs, nothing is printed, the exit code says so", names(wasmPrograms, func(i int) string { return wasmPrograms[i].name }))
-	list("Scripts of the JavaScript tool", "TestHostileModules", "the script ends with an error and prints nothing", names(wasmScripts, func(i int) string { return wasmScripts[i].name }))
+	list("Scripts of the JavaScript tool", "TestHostileModules", "the script ends, and prints nothing", names(wasmScripts, func(i int) string { return wasmScripts[i].name }))
 	list("Traces of modules", "TestHostileModules", "each as its name says", names(wasmTraces, func(i int) string { return wasmTraces[i].name }))
 	list("Greedy sessions", "TestAGreedySessionDoesNotStopItsNeighbour", "the neighbour answers all the time, and the greedy session is usable afterwards", names(greedy, func(i int) string { return greedy[i].name }))
 	list("Traces: what needs more than one moment", "TestTraces", "each as its name says", names(traces, func(i int) string { return traces[i].name }))

@@ -91,7 +91,7 @@ func sessions(t *testing.T, e *testenv.Env, tier string) *world {
 }
 
 // tierWait is how long a host may take to prove a tier by a real sandbox.
-const tierWait = 3 * time.Minute
+const tierWait = 5 * time.Minute
 
 func put(t *testing.T, s *sdk.Session, path string, content []byte) {
 	t.Helper()
