@@ -75,7 +75,7 @@ func NewConfig(dir, kernel, guest string) Config {
 		State: dir, Run: filepath.Join("/run/berth", name, "vm"), Kernel: kernel, Guest: guest,
 		QEMU: "/usr/bin/qemu-system-x86_64", Cgroup: "berth-" + name,
 		FirstUser: 0x41000000, Users: 65536, UserDir: "/run/berth/vmusers", Overhead: 150 << 20, Templates: 4,
-		BootTime: 60 * time.Second, PersonaliseTime: 45 * time.Second, OffTime: 5 * time.Second,
+		BootTime: 60 * time.Second, PersonaliseTime: 45 * time.Second, OffTime: 15 * time.Second,
 	}
 }
 

@@ -137,7 +137,10 @@ type host struct {
 	cfg Config
 }
 
-var _ drivertest.Host = (*host)(nil)
+var (
+	_ drivertest.Host     = (*host)(nil)
+	_ drivertest.Litterer = (*host)(nil)
+)
 
 func newHost(t testing.TB) *host {
 	t.Helper()
@@ -259,6 +262,19 @@ func (h *host) Crash(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
 			}
 			return nil
 		}
+	}
+	return true
+}
+
+// Litter implements drivertest.Litterer: sockets of a machine whose record is gone.
+func (h *host) Litter(t testing.TB, _ driver.Tier, id ids.SandboxID) bool {
+	t.Helper()
+	listeners, err := listen(filepath.Join(h.cfg.Run, string(id)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range listeners {
+		_ = f.Close()
 	}
 	return true
 }

@@ -26,11 +26,18 @@ func (d *Driver) limitsOf(memory uint64, cpuMillis uint32) cgroup.Limits {
 }
 
 // listen makes the sockets of a machine, waiting, in a folder that only root may enter. Idempotent.
-func listen(room string) (map[string]*os.File, error) {
+func listen(room string) (out map[string]*os.File, err error) {
 	if err := os.MkdirAll(room, 0o700); err != nil {
 		return nil, err
 	}
-	out := map[string]*os.File{}
+	out = map[string]*os.File{}
+	defer func() {
+		if err != nil {
+			for _, f := range out {
+				_ = f.Close()
+			}
+		}
+	}()
 	for _, name := range sockets {
 		path := filepath.Join(room, name)
 		if err := removeEmpty(path); err != nil {
@@ -86,7 +93,7 @@ func (d *Driver) launch(ctx context.Context, b *build, user int, path string) (j
 	return p, output, err
 }
 
-// opened opens files for a QEMU; all are closed once it has them.
+// open opens a file for a QEMU; it is closed once it has it.
 func (b *build) open(path string, flags int) (*os.File, error) {
 	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW, 0)
 	if err == nil {
