@@ -138,7 +138,7 @@ func own(r Row) string {
 	}
 	slices.Sort(out)
 	if len(out) == 0 {
-		return "nowhere"
+		return "in no tier"
 	}
 	return strings.Join(out, "; ")
 }
