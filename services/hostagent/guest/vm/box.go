@@ -15,6 +15,10 @@ import (
 // could not say why the session was ended.
 const kernelShare = 32 << 20
 
+// spare stays free of what is to be had when the session begins: a machine that runs out as a whole
+// reads its programs again and again instead of ending the process that took too much.
+const spare = 16 << 20
+
 // makeBox makes the cgroup of everything that is not the supervisor. In it, the agent has one of its
 // own: a session that has reached a limit must not take a thread or a page from it.
 func makeBox() error {
@@ -64,6 +68,9 @@ func limit(l vmwire.Limits) ([]string, error) {
 	}
 	all := info.Totalram * uint64(info.Unit)
 	most := max(all-min(all, kernelShare), all/2)
+	if free := available(); free > 0 {
+		most = min(most, max(free-min(free, spare), all/4))
+	}
 	if l.Memory > 0 {
 		most = min(most, l.Memory)
 		held = append(held, vmwire.EnforcedMemory)
@@ -72,6 +79,18 @@ func limit(l vmwire.Limits) ([]string, error) {
 		return nil, err
 	}
 	return append(held, vmwire.EnforcedOpenFiles), nil // by the stage
+}
+
+// available is what the kernel could give away now, in bytes; 0 if it does not say.
+func available() uint64 {
+	b, _ := os.ReadFile("/proc/meminfo")
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "MemAvailable:" {
+			n, _ := strconv.ParseUint(f[1], 10, 64)
+			return n << 10
+		}
+	}
+	return 0
 }
 
 func setBox(file string, value uint64) error {
