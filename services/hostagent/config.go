@@ -33,6 +33,8 @@ type Config struct {
 	// Tiers to offer: container, gvisor, kata, microvm and wasm. Each is offered once a real sandbox of
 	// it came up on this host; one that cannot run keeps the others from nothing.
 	Tiers []string `yaml:"tiers"`
+	// Ahead are snapshots that sandboxes start from, made once their tier is offered.
+	Ahead []Ahead `yaml:"ahead"`
 	// Handlers are containerd's runtime handlers of tiers whose runtime is installed apart from Berth,
 	// by tier: kata (docs/howto/kata.md).
 	Handlers map[string]containerd.Handler `yaml:"handlers"`

@@ -96,13 +96,17 @@ func (h *host) proveTiers(ctx context.Context) error {
 	return errs.Errorf("start hostagent", errkind.Unavailable, "this host can run none of the tiers %v: %v", h.cfg.Tiers, lacking(h.abilities()))
 }
 
-// proveLater proves what waits for it, one after the other, and has scheduler hear of each.
+// proveLater proves what waits for it, one after the other, and has scheduler hear of each; then it
+// makes what sandboxes of the offered tiers start from.
 func (h *host) proveLater(ctx context.Context) {
 	for _, t := range h.tiers.toProve() {
 		if h.proveOne(ctx, t); ctx.Err() != nil {
 			return
 		}
 		h.askRejoin()
+	}
+	for _, t := range h.tiers.offered() {
+		h.makeAhead(ctx, t)
 	}
 }
 

@@ -17,7 +17,7 @@ const (
 	// fleetStale counts in intervals of asking: an older view is no view, and what is configured counts.
 	fleetStale = 3
 	// fleetFresh is how old a view may be that an open is refused by.
-	fleetFresh = time.Second
+	fleetFresh = 50 * time.Millisecond
 )
 
 // fleet remembers what hosts offer, as scheduler listed them last. It may be

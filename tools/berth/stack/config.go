@@ -7,6 +7,7 @@ package stack
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"slices"
@@ -127,6 +128,7 @@ func (c *Config) Complete() error {
 	if len(c.Host.Tiers) == 0 {
 		c.Host.Tiers = slices.Clone(Tiers)
 	}
+	c.prepare()
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
 			if !slices.Contains(c.Host.Disk.Sizes, t.Limits.DiskBytes) {
@@ -142,6 +144,23 @@ func (c *Config) Complete() error {
 	}
 	_, err = c.Callers(c.Host.Host)
 	return err
+}
+
+// cloning tiers start sandboxes from something that is made once.
+var cloning = []string{"microvm", "wasm"}
+
+// prepare has the host make ahead what the templates' sandboxes start from, unless it is told what.
+func (c *Config) prepare() {
+	if c.Host.Ahead != nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Lifecycle.Policy.Templates)) {
+		t := c.Lifecycle.Policy.Templates[name]
+		if slices.Contains(cloning, t.Tier) && slices.Contains(c.Host.Tiers, t.Tier) {
+			c.Host.Ahead = append(c.Host.Ahead, hostagent.Ahead{Tier: t.Tier, Image: t.Image,
+				CPUMillis: t.Limits.CPUMillis, MemoryBytes: t.Limits.MemoryBytes, PIDs: t.Limits.Pids})
+		}
+	}
 }
 
 // Keys is where services and the development issuer keep their secrets.
