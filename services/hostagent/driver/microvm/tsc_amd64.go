@@ -12,9 +12,10 @@ func rdtsc() uint64
 // tscKHz measures the rate of the processor's time stamp counter, which an emulated machine has too
 // and cannot find out by itself.
 var tscKHz = sync.OnceValue(func() uint64 {
-	const span = 20 * time.Millisecond
+	// What the measure is off by, a machine's clock is off by for as long as it lives.
+	const span = 50 * time.Millisecond
 	best := uint64(0)
-	for range 3 {
+	for range 6 {
 		began, first := time.Now(), rdtsc()
 		time.Sleep(span)
 		last, took := rdtsc(), time.Since(began)
