@@ -179,11 +179,14 @@ func TestAnAnswerIsJudged(t *testing.T) {
 		"files not wanted": {vmwire.Answer{OK: true, Enforced: []string{vmwire.EnforcedPIDs}}, 0, errkind.OK},
 		"damaged":          {vmwire.Answer{Reason: vmwire.ReasonDisk, Error: "bad superblock"}, 0, errkind.Internal},
 		"full":             {vmwire.Answer{Reason: vmwire.ReasonFull}, 0, errkind.NoCapacity},
+		"noise":            {vmwire.Answer{Reason: "x\ny", Error: strings.Repeat("\x1b[2J\n\xff", 1000)}, 0, errkind.Internal},
 		"unknown":          {vmwire.Answer{Reason: "new"}, 0, errkind.Internal},
 	} {
 		m := &making{d: &Driver{}, spec: driver.Spec{Limits: driver.Limits{PIDs: 64, OpenFiles: c.files}}}
 		if err := m.accept(c.answer); errs.Kind(err) != c.kind {
 			t.Errorf("%s: got %v", name, err)
+		} else if err != nil && (len(err.Error()) > 1000 || strings.ContainsAny(err.Error(), "\n\x1b\xff")) {
+			t.Errorf("%s: not one line: %q", name, err)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (f *folders) send(id ids.SandboxID, dir string) error {
 		return nil
 	}
 	if err == nil && !done.OK {
-		err = errors.New(done.Error)
+		err = errors.New(said(done.Reason, done.Error))
 	}
 	return err
 }

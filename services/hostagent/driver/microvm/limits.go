@@ -118,7 +118,7 @@ func (d *Driver) ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64)
 		return unavailable(op, id, err)
 	}
 	if !done.OK {
-		return errs.Errorf(op, kindOf(done.Reason), "%s: %s", done.Reason, done.Error)
+		return errs.Errorf(op, kindOf(done.Reason), "the machine says: %s", said(done.Reason, done.Error))
 	}
 	return nil
 }

@@ -6,7 +6,9 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -79,7 +81,7 @@ func (m *making) ask(ctx context.Context, c *control, files map[string]vmwire.Fi
 func (m *making) accept(a vmwire.Answer) error {
 	const op = "personalise machine"
 	if !a.OK {
-		return errs.Errorf(op, kindOf(a.Reason), "%s: %s", a.Reason, a.Error)
+		return errs.Errorf(op, kindOf(a.Reason), "the machine says: %s", said(a.Reason, a.Error))
 	}
 	want := map[string]bool{vmwire.EnforcedPIDs: true, vmwire.EnforcedOpenFiles: m.spec.Limits.OpenFiles > 0}
 	for _, name := range a.Enforced {
@@ -98,6 +100,23 @@ func (m *making) accept(a vmwire.Answer) error {
 	}
 	return nil
 }
+
+// said is a guest's reason for a failure, as one short line: it may be anything.
+func said(r vmwire.Reason, text string) string {
+	line := strings.Join(strings.Fields(strings.ToValidUTF8(string(r)+": "+text, "?")), " ")
+	line = strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return '?'
+	}, line)
+	if len(line) > maxSaid {
+		line = strings.ToValidUTF8(line[:maxSaid], "")
+	}
+	return line
+}
+
+const maxSaid = 300
 
 // unanswered is the error of a machine that says nothing.
 func unanswered(ctx context.Context, err error) error {
