@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/idrange"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -97,7 +98,7 @@ type Driver struct {
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
 	ran   map[ids.SandboxID]int // seen running, with this first process
-	slots slots
+	slots idrange.Claims
 }
 
 var (
@@ -128,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree, absent: absent,
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]int{},
-		slots: slots{dir: cfg.IDs, owner: cfg.Cgroup, count: cfg.IDRanges},
+		slots: idrange.Claims{Dir: cfg.IDs, Owner: cfg.Cgroup, Count: cfg.IDRanges},
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -212,7 +213,7 @@ func (d *Driver) recall() error {
 		used[r.Slot] = true
 		d.recallRan(ids.SandboxID(e.Name()))
 	}
-	return d.slots.recall(used)
+	return d.slots.Recall(used)
 }
 
 // Capabilities implements driver.Driver.
@@ -314,7 +315,7 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
 		}
 	}
-	slot, err := d.slots.take()
+	slot, err := d.slots.Take()
 	if err != nil {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
@@ -327,7 +328,7 @@ func (d *Driver) forget(id ids.SandboxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r, ok := d.known[id]; ok {
-		d.slots.give(r.Slot)
+		d.slots.Give(r.Slot)
 		delete(d.known, id)
 		delete(d.ran, id)
 	}

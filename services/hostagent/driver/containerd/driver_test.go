@@ -13,39 +13,6 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
-func TestRangesOfIDsAreSharedByDrivers(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "ids")
-	a, b := slots{dir, "a", 3}, slots{dir, "b", 3}
-	for _, s := range []slots{a, b} {
-		if err := s.recall(nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	one, _ := a.take()
-	two, _ := b.take()
-	three, err := a.take()
-	if err != nil || one == two || two == three || one == three {
-		t.Fatalf("got %d, %d, %d, %v", one, two, three, err)
-	}
-	if _, err := b.take(); err == nil {
-		t.Error("a fourth range of three")
-	}
-	b.give(one) // not its own
-	if _, err := b.take(); err == nil {
-		t.Error("it gave away another's range")
-	}
-	// A restart of a with one sandbox left: the other range is free again.
-	if err := a.recall(map[uint32]bool{three: true}); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := b.take(); err != nil || got != one {
-		t.Errorf("got %d, %v, want %d", got, err, one)
-	}
-	if _, err := os.Stat(a.file(three)); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestPreflightIsOneSentenceAndMakesNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("skipped: needs root")

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/cgroup"
+	"github.com/berth-dev/berth/services/hostagent/internal/idrange"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -82,7 +83,7 @@ type Driver struct {
 	known map[ids.SandboxID]record
 	ends  map[ids.SandboxID]end // of first processes that this driver started and saw end
 	news  map[chan struct{}]bool
-	slots slots
+	slots idrange.Claims
 }
 
 var (
@@ -112,7 +113,7 @@ func Open(_ context.Context, cfg Config) (*Driver, error) {
 		cfg: cfg, log: cfg.Log, cgroup: tree,
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ends: map[ids.SandboxID]end{},
 		news:  map[chan struct{}]bool{},
-		slots: slots{dir: cfg.IDs, owner: "wasm-" + cfg.Cgroup, count: cfg.IDRanges},
+		slots: idrange.Claims{Dir: cfg.IDs, Owner: "wasm-" + cfg.Cgroup, Count: cfg.IDRanges},
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -147,7 +148,7 @@ func (d *Driver) recall() error {
 		d.known[ids.SandboxID(e.Name())] = r
 		used[r.Slot] = true
 	}
-	return d.slots.recall(used)
+	return d.slots.Recall(used)
 }
 
 // Capabilities implements driver.Driver.
@@ -235,7 +236,7 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
 		}
 	}
-	slot, err := d.slots.take()
+	slot, err := d.slots.Take()
 	if err != nil {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
@@ -248,15 +249,15 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 func (d *Driver) compileUser() (uint32, func(), error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	slot, err := d.slots.take()
-	return d.firstID(slot), func() { d.slots.give(slot) }, err
+	slot, err := d.slots.Take()
+	return d.firstID(slot), func() { d.slots.Give(slot) }, err
 }
 
 func (d *Driver) forget(id ids.SandboxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r, ok := d.known[id]; ok {
-		d.slots.give(r.Slot)
+		d.slots.Give(r.Slot)
 	}
 	delete(d.known, id)
 	delete(d.ends, id)
