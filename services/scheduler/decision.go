@@ -20,7 +20,7 @@ func decisionOf(d *corev1.TierDecision) *core.Decision {
 		return nil
 	}
 	out := &core.Decision{Chosen: d.GetChosen(), Floor: d.GetFloor(), FloorFrom: short(d.GetFloorFrom()), Rule: short(d.GetRule()),
-		Wanted: d.GetWanted(), Unknown: shortAll(d.GetUnknown(), maxFacts), PassedOver: shortAll(d.GetPassedOver(), maxPassed)}
+		Wanted: d.GetWanted(), Least: d.GetLeast(), Unknown: shortAll(d.GetUnknown(), maxFacts), PassedOver: shortAll(d.GetPassedOver(), maxPassed)}
 	if n := len(d.GetFacts()); n > 0 && n <= maxFacts {
 		out.Facts = map[string]string{}
 		for k, v := range d.GetFacts() {
@@ -43,6 +43,6 @@ func protoDecision(d *core.Decision) *corev1.TierDecision {
 	if d == nil {
 		return nil
 	}
-	return &corev1.TierDecision{Chosen: d.Chosen, Floor: d.Floor, FloorFrom: d.FloorFrom, Rule: d.Rule, Wanted: d.Wanted,
+	return &corev1.TierDecision{Chosen: d.Chosen, Floor: d.Floor, FloorFrom: d.FloorFrom, Rule: d.Rule, Wanted: d.Wanted, Least: d.Least,
 		Facts: d.Facts, Unknown: d.Unknown, PassedOver: d.PassedOver}
 }

@@ -52,7 +52,11 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 		case <-changed:
 		case <-ctx.Done():
 			release()
-			return nil, errs.E(op, errkind.Deadline, key.String(), "the session was still being deleted when time ran out")
+			why := "the session was still being deleted when time ran out"
+			if out.Session.State == core.Sleeping {
+				why = "the session was still going to sleep in a weaker tier when time ran out"
+			}
+			return nil, errs.E(op, errkind.Deadline, key.String(), why)
 		}
 		release()
 	}

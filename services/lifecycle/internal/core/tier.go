@@ -92,7 +92,7 @@ func ChooseTier(rules TierRules, a TierAsk) (d *corev1.TierDecision, why string,
 	if err != nil {
 		return d, "", fmt.Errorf("the tier policy cannot say which tier is needed: %w", err)
 	}
-	d.Rule = answer.Rule
+	d.Rule, d.Least = answer.Rule, c.least(d.Floor, answer)
 	if a.TemplateTier == corev1.Tier_TIER_WASM {
 		return d, answer.Reason, c.wasm(d, answer)
 	}
@@ -139,13 +139,34 @@ func (c *choice) floor(d *corev1.TierDecision) error {
 	return nil
 }
 
+// least is the weakest tier of an awake session that this open may join: the
+// floor, or the weakest tier that the rule is content with.
+func (c *choice) least(floor corev1.Tier, answer Answer) corev1.Tier {
+	if c.TemplateTier == corev1.Tier_TIER_WASM {
+		return corev1.Tier_TIER_WASM
+	}
+	wants := inOrder(answer)
+	if t := slices.MinFunc(wants, byStrength); Strength(t) > Strength(floor) {
+		return t
+	}
+	return floor
+}
+
+// inOrder are the tiers that a rule asks for, without those outside the order.
+func inOrder(answer Answer) []corev1.Tier {
+	wants := slices.DeleteFunc(slices.Clone(answer.Tiers), func(t corev1.Tier) bool { return Strength(t) == 0 })
+	if len(wants) == 0 { // only wasm, which this template is not
+		return Riskiest().Tiers
+	}
+	return wants
+}
+
+func byStrength(a, b corev1.Tier) int { return Strength(a) - Strength(b) }
+
 // raise finds the first tier of the rule that can be had at or above the floor:
 // among what ready hosts offer, else among what hosts that are away have.
 func (c *choice) raise(d *corev1.TierDecision, answer Answer) (*corev1.TierDecision, string, error) {
-	wants := slices.DeleteFunc(slices.Clone(answer.Tiers), func(t corev1.Tier) bool { return Strength(t) == 0 })
-	if len(wants) == 0 { // only wasm, which this template is not
-		wants = Riskiest().Tiers
-	}
+	wants := inOrder(answer)
 	for _, offers := range [][]Offer{c.ready, c.away} {
 		var passed []string
 		for _, want := range wants {
@@ -159,7 +180,7 @@ func (c *choice) raise(d *corev1.TierDecision, answer Answer) (*corev1.TierDecis
 			d.PassedOver = passed
 		}
 	}
-	d.Wanted = slices.MinFunc(wants, func(a, b corev1.Tier) int { return Strength(a) - Strength(b) })
+	d.Wanted = slices.MinFunc(wants, byStrength)
 	return d, "", c.refusal(d, wants, answer)
 }
 
@@ -246,7 +267,7 @@ func (c *choice) wasm(d *corev1.TierDecision, answer Answer) error {
 // null is for tests: a template that names it gets it, unless anybody asks for more.
 func (c *choice) null(d *corev1.TierDecision) error {
 	const t = corev1.Tier_TIER_NULL
-	d.Rule, d.Wanted = "(null tier)", t
+	d.Rule, d.Wanted, d.Least = "(null tier)", t, t
 	if c.Floor != 0 || c.tenant.Floor != 0 || c.MinTier != 0 && c.MinTier != t {
 		return fmt.Errorf("tier %s is weaker than what the tenant or the caller asks for", TierName(t))
 	}

@@ -7,11 +7,14 @@ import (
 // Decision is why a session got its isolation tier, as lifecycle explained it. It
 // is told in the event admitted and kept nowhere else.
 type Decision struct {
-	Chosen     corev1.Tier       `json:"chosen,omitempty"`
-	Floor      corev1.Tier       `json:"floor,omitempty"`
-	FloorFrom  string            `json:"from,omitempty"`
-	Rule       string            `json:"rule,omitempty"`
-	Wanted     corev1.Tier       `json:"wanted,omitempty"`
+	Chosen    corev1.Tier `json:"chosen,omitempty"`
+	Floor     corev1.Tier `json:"floor,omitempty"`
+	FloorFrom string      `json:"from,omitempty"`
+	Rule      string      `json:"rule,omitempty"`
+	Wanted    corev1.Tier `json:"wanted,omitempty"`
+	// Least is the weakest tier of an awake session that the open may join.
+	Least corev1.Tier `json:"least,omitempty"`
+
 	Facts      map[string]string `json:"facts,omitempty"`
 	Unknown    []string          `json:"unknown,omitempty"`
 	PassedOver []string          `json:"passed,omitempty"`

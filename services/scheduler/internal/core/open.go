@@ -30,6 +30,9 @@ func (x *tx) open(o *Open) Outcome {
 	if s == nil {
 		return x.create(o)
 	}
+	if out := x.tooWeak(s, o); out != nil {
+		return *out
+	}
 	s = x.alias(x.edit(s), o.Keys)
 	switch s.State {
 	case Active:
@@ -117,8 +120,9 @@ func (x *tx) create(o *Open) Outcome {
 
 // ask notes a wake for a session at rest and places it.
 func (x *tx) ask(s *Session, o *Open) Outcome {
-	// An open takes the place of a handoff that waits for one.
-	first := s.Wake == nil || s.Wake.Request == "" && s.Wake.Cause == handoffCause && !s.waits(VerbOpen)
+	// An open takes the place of a handoff that waits for one, and of a wake in a tier that is too weak for it.
+	first := s.Wake == nil || s.Wake.Request == "" && s.Wake.Cause == handoffCause && !s.waits(VerbOpen) ||
+		x.v >= vmSince && o.tooWeakIn(s, s.Wake.Terms.Tier)
 	x.move(s, tAsk)
 	r, out := x.admitOrJoin(s, o, first)
 	if out != nil {

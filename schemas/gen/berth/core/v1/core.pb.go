@@ -635,7 +635,10 @@ type TierDecision struct {
 	// Facts that nobody told: each counted as the riskiest.
 	Unknown []string `protobuf:"bytes,7,rep,name=unknown,proto3" json:"unknown,omitempty"`
 	// Tiers that would have been right and are not there, with the reason.
-	PassedOver    []string `protobuf:"bytes,8,rep,name=passed_over,json=passedOver,proto3" json:"passed_over,omitempty"`
+	PassedOver []string `protobuf:"bytes,8,rep,name=passed_over,json=passedOver,proto3" json:"passed_over,omitempty"`
+	// Weakest tier of an awake session that this open may join: the floor, or the weakest tier that the
+	// rule names, whichever is stronger. Without it, the tier of the terms.
+	Least         Tier `protobuf:"varint,9,opt,name=least,proto3,enum=berth.core.v1.Tier" json:"least,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +727,13 @@ func (x *TierDecision) GetPassedOver() []string {
 		return x.PassedOver
 	}
 	return nil
+}
+
+func (x *TierDecision) GetLeast() Tier {
+	if x != nil {
+		return x.Least
+	}
+	return Tier_TIER_UNSPECIFIED
 }
 
 // Step is one timed part of a larger operation.
@@ -1486,7 +1496,7 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x04tier\x18\x01 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12\x14\n" +
 	"\x05accel\x18\x02 \x01(\tR\x05accel\x12\x16\n" +
 	"\x06absent\x18\x03 \x01(\tR\x06absent\x12\x19\n" +
-	"\bnot_held\x18\x04 \x03(\tR\anotHeld\"\xf9\x02\n" +
+	"\bnot_held\x18\x04 \x03(\tR\anotHeld\"\xa4\x03\n" +
 	"\fTierDecision\x12+\n" +
 	"\x06chosen\x18\x01 \x01(\x0e2\x13.berth.core.v1.TierR\x06chosen\x12)\n" +
 	"\x05floor\x18\x02 \x01(\x0e2\x13.berth.core.v1.TierR\x05floor\x12\x1d\n" +
@@ -1497,7 +1507,8 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x05facts\x18\x06 \x03(\v2&.berth.core.v1.TierDecision.FactsEntryR\x05facts\x12\x18\n" +
 	"\aunknown\x18\a \x03(\tR\aunknown\x12\x1f\n" +
 	"\vpassed_over\x18\b \x03(\tR\n" +
-	"passedOver\x1a8\n" +
+	"passedOver\x12)\n" +
+	"\x05least\x18\t \x01(\x0e2\x13.berth.core.v1.TierR\x05least\x1a8\n" +
 	"\n" +
 	"FactsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -1652,34 +1663,35 @@ var file_berth_core_v1_core_proto_depIdxs = []int32{
 	0,  // 4: berth.core.v1.TierDecision.floor:type_name -> berth.core.v1.Tier
 	0,  // 5: berth.core.v1.TierDecision.wanted:type_name -> berth.core.v1.Tier
 	18, // 6: berth.core.v1.TierDecision.facts:type_name -> berth.core.v1.TierDecision.FactsEntry
-	19, // 7: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
-	19, // 8: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
-	19, // 9: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
-	10, // 10: berth.core.v1.Timing.steps:type_name -> berth.core.v1.Step
-	0,  // 11: berth.core.v1.Terms.tier:type_name -> berth.core.v1.Tier
-	7,  // 12: berth.core.v1.Terms.limits:type_name -> berth.core.v1.Limits
-	1,  // 13: berth.core.v1.Terms.persistence:type_name -> berth.core.v1.Persistence
-	19, // 14: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
-	19, // 15: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
-	14, // 16: berth.core.v1.Terms.snapshots:type_name -> berth.core.v1.Snapshots
-	19, // 17: berth.core.v1.Snapshots.every:type_name -> google.protobuf.Duration
-	19, // 18: berth.core.v1.Snapshots.keep_all:type_name -> google.protobuf.Duration
-	19, // 19: berth.core.v1.Snapshots.keep_hourly:type_name -> google.protobuf.Duration
-	19, // 20: berth.core.v1.Snapshots.keep_daily:type_name -> google.protobuf.Duration
-	12, // 21: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
-	13, // 22: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
-	20, // 23: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
-	20, // 24: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
-	4,  // 25: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
-	9,  // 26: berth.core.v1.Admission.tier_decision:type_name -> berth.core.v1.TierDecision
-	5,  // 27: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
-	5,  // 28: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
-	20, // 29: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	0,  // 7: berth.core.v1.TierDecision.least:type_name -> berth.core.v1.Tier
+	19, // 8: berth.core.v1.Step.start:type_name -> google.protobuf.Duration
+	19, // 9: berth.core.v1.Step.took:type_name -> google.protobuf.Duration
+	19, // 10: berth.core.v1.Timing.total:type_name -> google.protobuf.Duration
+	10, // 11: berth.core.v1.Timing.steps:type_name -> berth.core.v1.Step
+	0,  // 12: berth.core.v1.Terms.tier:type_name -> berth.core.v1.Tier
+	7,  // 13: berth.core.v1.Terms.limits:type_name -> berth.core.v1.Limits
+	1,  // 14: berth.core.v1.Terms.persistence:type_name -> berth.core.v1.Persistence
+	19, // 15: berth.core.v1.Terms.idle:type_name -> google.protobuf.Duration
+	19, // 16: berth.core.v1.Terms.retention:type_name -> google.protobuf.Duration
+	14, // 17: berth.core.v1.Terms.snapshots:type_name -> berth.core.v1.Snapshots
+	19, // 18: berth.core.v1.Snapshots.every:type_name -> google.protobuf.Duration
+	19, // 19: berth.core.v1.Snapshots.keep_all:type_name -> google.protobuf.Duration
+	19, // 20: berth.core.v1.Snapshots.keep_hourly:type_name -> google.protobuf.Duration
+	19, // 21: berth.core.v1.Snapshots.keep_daily:type_name -> google.protobuf.Duration
+	12, // 22: berth.core.v1.Admission.actor:type_name -> berth.core.v1.Actor
+	13, // 23: berth.core.v1.Admission.terms:type_name -> berth.core.v1.Terms
+	20, // 24: berth.core.v1.Admission.stored_at:type_name -> google.protobuf.Timestamp
+	20, // 25: berth.core.v1.Admission.deadline:type_name -> google.protobuf.Timestamp
+	4,  // 26: berth.core.v1.Admission.cause:type_name -> berth.core.v1.Cause
+	9,  // 27: berth.core.v1.Admission.tier_decision:type_name -> berth.core.v1.TierDecision
+	5,  // 28: berth.core.v1.Manifest.generation:type_name -> berth.core.v1.Stamp
+	5,  // 29: berth.core.v1.Manifest.epoch:type_name -> berth.core.v1.Stamp
+	20, // 30: berth.core.v1.Manifest.taken_at:type_name -> google.protobuf.Timestamp
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_berth_core_v1_core_proto_init() }
