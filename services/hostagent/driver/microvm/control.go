@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"path/filepath"
 	"sync"
@@ -19,6 +20,33 @@ import (
 // floodPause is what a machine waits for each message that nobody asked for: it cannot keep the host
 // busy with reading.
 const floodPause = 20 * time.Millisecond
+
+// floodBytes is what a machine may say before it waits as well, whatever it says: lines without an end
+// and empty ones are no messages. A read counts as floodRead at least.
+const (
+	floodBytes = 64 << 10
+	floodRead  = 1 << 10
+)
+
+// paced reads from a machine no faster than floodBytes in a floodPause.
+type paced struct {
+	in   io.Reader
+	quit <-chan struct{}
+	read int
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	if p.read >= floodBytes {
+		p.read = 0
+		select {
+		case <-time.After(floodPause):
+		case <-p.quit:
+		}
+	}
+	n, err := p.in.Read(b)
+	p.read += max(n, floodRead)
+	return n, err
+}
 
 // errNoAnswer says that the connection ended before the machine answered.
 var errNoAnswer = errors.New("the machine did not answer")
@@ -56,7 +84,7 @@ func (c *control) close() {
 func (c *control) read() {
 	defer close(c.done)
 	defer c.close()
-	in := vmwire.NewReader(c.conn)
+	in := vmwire.NewReader(&paced{in: c.conn, quit: c.quit.Done()})
 	for {
 		m, err := in.Next()
 		if err != nil && !errors.Is(err, vmwire.ErrMessage) && !errors.Is(err, vmwire.ErrTooLong) {
@@ -118,12 +146,13 @@ func (c *control) ask(ctx context.Context, key string, m vmwire.Message, want vm
 		c.mu.Unlock()
 	}()
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetWriteDeadline(time.Unix(1, 0)) })
-	_, err = c.conn.Write(line)
+	if _, err = c.conn.Write(line); err != nil {
+		c.close() // half a line may be out
+	}
 	if !stop() {
 		return vmwire.Message{}, fmt.Errorf("%w: %w", errNoAnswer, ctx.Err())
 	}
 	if err != nil {
-		c.close() // half a line may be out
 		return vmwire.Message{}, fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	select {

@@ -3,6 +3,7 @@
 package microvm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -141,28 +142,38 @@ func TestAGuestThatLies(t *testing.T) {
 	}
 }
 
-// TestAGuestThatFloods: messages that nobody asked for are read slowly, so that the machine waits and
-// not the host.
+// TestAGuestThatFloods: what nobody asked for is read slowly, be it messages, lines without an end or
+// empty ones, so that the machine waits and not the host.
 func TestAGuestThatFloods(t *testing.T) {
-	flood, _ := vmwire.Encode(vmwire.Message{Type: vmwire.TypeDone, Done: &vmwire.Done{ID: "x", OK: true}})
-	sent := make(chan int, 1)
-	c := falseGuest(t, func(conn net.Conn) {
-		_ = conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
-		n := 0
-		for {
-			m, err := conn.Write(flood)
-			n += m
-			if err != nil {
-				break
+	message, _ := vmwire.Encode(vmwire.Message{Type: vmwire.TypeDone, Done: &vmwire.Done{ID: "x", OK: true}})
+	for name, c := range map[string]struct {
+		say  []byte
+		most int // of writes in half a second
+	}{
+		"messages":    {message, 64 << 10},
+		"one endless": {bytes.Repeat([]byte("x"), 64<<10), 64},
+		"empty lines": {bytes.Repeat([]byte("\n"), 64<<10), 64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sent := make(chan int, 1)
+			ctl := falseGuest(t, func(conn net.Conn) {
+				_ = conn.(*net.UnixConn).SetWriteBuffer(4 << 10)
+				_ = conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+				n := 0
+				for ; ; n++ {
+					if _, err := conn.Write(c.say); err != nil {
+						break
+					}
+				}
+				sent <- n
+			})
+			n := <-sent
+			ctl.close()
+			<-ctl.done
+			if n > c.most {
+				t.Errorf("the host took %d writes of %d bytes in half a second", n, len(c.say))
 			}
-		}
-		sent <- n
-	})
-	n := <-sent
-	c.close()
-	<-c.done
-	if n > 4<<20 {
-		t.Errorf("the host read %d bytes in half a second", n)
+		})
 	}
 }
 

@@ -100,19 +100,13 @@ func (d *Driver) Resize(ctx context.Context, id ids.SandboxID, l driver.Limits) 
 // ResizeDisk implements driver.DiskResizer: the disk, then the file system on it.
 func (d *Driver) ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64) error {
 	const op = "resize disk"
-	defer d.lock(id)()
-	if _, err := d.mustRun(op, id); err != nil {
-		return err
-	}
-	v := d.vmOf(id)
-	if v == nil {
-		return fail(op, id, errEnded)
-	}
 	ctx, cancel := context.WithTimeout(ctx, growTime)
 	defer cancel()
-	if err := v.resize(ctx, bytes); err != nil {
+	v, err := d.resizeDevice(ctx, id, bytes)
+	if err != nil {
 		return unavailable(op, id, err)
 	}
+	// The guest takes as long as it likes, and nobody who freezes or stops it waits for that.
 	done, err := v.ask(ctx, vmwire.Call{Op: vmwire.OpGrow, Bytes: bytes})
 	if err != nil {
 		return unavailable(op, id, err)
@@ -123,11 +117,28 @@ func (d *Driver) ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64)
 	return nil
 }
 
+// resizeDevice makes the disk larger that the machine sees.
+func (d *Driver) resizeDevice(ctx context.Context, id ids.SandboxID, bytes uint64) (*vm, error) {
+	defer d.lock(id)()
+	if _, err := d.mustRun("resize disk", id); err != nil {
+		return nil, err
+	}
+	v := d.vmOf(id)
+	if v == nil {
+		return nil, errEnded
+	}
+	ctx, cancel := context.WithTimeout(ctx, monitorTime)
+	defer cancel()
+	return v, v.resize(ctx, bytes)
+}
+
 // unavailable is the error of a QEMU that does not obey.
 func unavailable(op string, id ids.SandboxID, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errs.Is(err, errkind.NotFound):
+		return err
 	case errors.Is(err, errEnded):
 		return errs.E(op, errkind.NotFound, string(id), err)
 	case errors.Is(err, context.DeadlineExceeded):

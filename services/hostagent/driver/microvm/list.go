@@ -84,8 +84,8 @@ func (d *Driver) state(ctx context.Context, id ids.SandboxID, r record) driver.S
 	if exists(filepath.Join(d.folder(id), endFile)) || !r.QEMU.Lives() {
 		return driver.Exited
 	}
-	if v == nil {
-		return driver.Running
+	if v == nil || d.cgroup.Frozen(d.cgroupOf(id)) {
+		return driver.Running // one that is frozen answers nobody
 	}
 	ctx, cancel := context.WithTimeout(ctx, firstLook)
 	defer cancel()

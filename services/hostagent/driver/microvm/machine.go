@@ -166,7 +166,7 @@ func (b *build) disks(root, disk *os.File, l driver.Limits) {
 // drives are vda and vdb: the guest finds the bus with the higher number first.
 func (b *build) drives() {
 	b.add("-device", "virtio-blk-device,id=vda,drive="+nodeRoot+",serial=berth-root,num-queues=1,bus=virtio-mmio-bus.2",
-		"-device", "virtio-blk-device,id=vdb,drive="+nodeDisk+",serial=berth-session,num-queues=1,bus=virtio-mmio-bus.1")
+		"-device", "virtio-blk-device,id=vdb,drive="+nodeDisk+",serial=berth-session,werror=enospc,num-queues=1,bus=virtio-mmio-bus.1")
 }
 
 // ioLimits of a throttle group; all of them, so that a change replaces what was.

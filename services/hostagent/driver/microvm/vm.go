@@ -47,13 +47,17 @@ type vm struct {
 	oom     uint64
 	exit    *uint32 // the guest's word
 	end     *end
+	full    bool // it stands still: there is no room for what it writes
+
+	stands chan struct{} // it stands still, perhaps
 }
 
 func newVM(name, room string, p jail.Process, news func(*vm)) *vm {
-	v := &vm{name: name, room: room, proc: p, news: news, changed: make(chan struct{})}
+	v := &vm{name: name, room: room, proc: p, news: news, changed: make(chan struct{}), stands: make(chan struct{}, 1)}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	v.wg.Go(v.keepMonitor)
 	v.wg.Go(v.keepControl)
+	v.wg.Go(v.keepGoing)
 	return v
 }
 
@@ -149,8 +153,12 @@ func (v *vm) keepMonitor() {
 		if err == nil {
 			var st struct{ Status string }
 			err = c.Call(ctx, "query-status", nil, &st)
-			if err == nil && over(st.Status) {
+			switch {
+			case err != nil:
+			case over(st.Status):
 				v.finish()
+			case st.Status == statusFull:
+				v.mayStand()
 			}
 		}
 		cancel()
@@ -173,7 +181,7 @@ func (v *vm) keepMonitor() {
 // over reports that a machine in this state of QEMU's will not run again.
 func over(status string) bool {
 	switch status {
-	case "shutdown", "guest-panicked", "internal-error", "io-error", "watchdog":
+	case "shutdown", "guest-panicked", "internal-error", "watchdog":
 		return true
 	}
 	return false
@@ -184,6 +192,8 @@ func (v *vm) told(e qmp.Event) {
 	switch e.Name {
 	case "SHUTDOWN", "GUEST_PANICKED":
 		go v.finish()
+	case "BLOCK_IO_ERROR":
+		v.mayStand()
 	}
 }
 

@@ -46,11 +46,10 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
 // news returns what a machine calls when there is something new of it.
 func (d *Driver) news(id ids.SandboxID) func(*vm) {
 	return func(v *vm) {
-		if e := v.ended(); e != nil && d.vmOf(id) == v {
-			err := writeJSON(filepath.Join(d.folder(id), endFile), e)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				d.log.Warn("how a machine ended is not kept for the next start", "sandbox", id, "err", err)
-			}
+		if e := v.ended(); e != nil {
+			d.keepEnd(id, v, e)
+		} else if v.isFull() {
+			d.log.Warn("the pool has no room: a machine stands still until it can write", "sandbox", id)
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -60,6 +59,19 @@ func (d *Driver) news(id ids.SandboxID) func(*vm) {
 			default:
 			}
 		}
+	}
+}
+
+// keepEnd notes how a machine ended for the next process. It waits for whoever removes it: what is noted
+// later would be that of the next one with this id.
+func (d *Driver) keepEnd(id ids.SandboxID, v *vm, e *end) {
+	defer d.lock(id)()
+	if d.vmOf(id) != v {
+		return
+	}
+	err := writeJSON(filepath.Join(d.folder(id), endFile), e)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.log.Warn("how a machine ended is not kept for the next start", "sandbox", id, "err", err)
 	}
 }
 
@@ -83,6 +95,10 @@ func (w *watcher) loop(ctx context.Context) {
 // look tells what was not told yet of every sandbox that is whole.
 func (w *watcher) look(ctx context.Context) {
 	w.d.mu.Lock()
+	if w.d.closed { // its machines go on, and are nobody's to tell of
+		w.d.mu.Unlock()
+		return
+	}
 	known := make(map[ids.SandboxID]*vm, len(w.d.known))
 	for id, r := range w.d.known {
 		if r.Ready {
