@@ -81,28 +81,23 @@ func openContainerd(ctx context.Context, c Config, p site) (driver.Driver, error
 // beside the folder of runtimes.
 func microvmConfig(c Config, p site) microvm.Config {
 	d := microvm.NewConfig(filepath.Join(p.dir, "microvm"), filepath.Join(filepath.Dir(c.Runtimes), "microvm"), c.Guest)
-	d.Cgroup, d.Log = p.cgroup(), p.log
+	d.Cgroup, d.Log, d.Accel = p.cgroup(), p.log, accelFile
 	return d
 }
 
 func preflightMicroVM(c Config, p site) error { return microvm.Preflight(microvmConfig(c, p)) }
 
-// accelFile is where the driver keeps what it found out about KVM; finding out takes seconds.
-func accelFile(p site) string { return filepath.Join(p.dir, "microvm", "accel.json") }
+// accelFile is where the driver keeps whether KVM works, for all hosts of this machine; to find out
+// takes seconds.
+const accelFile = "/run/berth/accel.json"
 
 // slowMicroVM: a host on which the driver never opened has no machines either.
 func slowMicroVM(_ Config, p site) bool {
-	_, err := os.Stat(accelFile(p))
+	_, err := os.Stat(filepath.Join(p.dir, "microvm"))
 	return err != nil
 }
 
 func openMicroVM(ctx context.Context, c Config, p site) (driver.Driver, error) {
-	if own := c.sandboxes(nil); p.dir != own.dir { // a proof need not find it out again
-		if known, err := os.ReadFile(accelFile(own)); err == nil {
-			_ = os.MkdirAll(filepath.Dir(accelFile(p)), 0o700)
-			_ = os.WriteFile(accelFile(p), known, 0o600)
-		}
-	}
 	return microvm.Open(ctx, microvmConfig(c, p))
 }
 

@@ -34,8 +34,11 @@ import (
 
 // Config of the driver. NewConfig gives the defaults.
 type Config struct {
-	// State holds the sandboxes' records, the initramfs and what the probe found.
+	// State holds the sandboxes' records and the initramfs.
 	State string
+	// Accel is the file in which the probe's outcome is kept: it is true for the whole machine, so that
+	// hosts and tests on one machine may share it. Only root may write to its folder.
+	Accel string
 	// Run holds the sandboxes' sockets; its path must be short.
 	Run string
 	// Kernel is the folder with vmlinux, modules.cpio and version (tools/runtimes).
@@ -72,10 +75,10 @@ func NewConfig(dir, kernel, guest string) Config {
 	sum := sha256.Sum256([]byte(dir))
 	name := hex.EncodeToString(sum[:4])
 	return Config{
-		State: dir, Run: filepath.Join("/run/berth", name, "vm"), Kernel: kernel, Guest: guest,
+		State: dir, Accel: filepath.Join(dir, "accel.json"), Run: filepath.Join("/run/berth", name, "vm"), Kernel: kernel, Guest: guest,
 		QEMU: "/usr/bin/qemu-system-x86_64", Cgroup: "berth-" + name,
 		FirstUser: 0x41000000, Users: 65536, UserDir: "/run/berth/vmusers", Overhead: 150 << 20, Templates: 4,
-		BootTime: 60 * time.Second, PersonaliseTime: 45 * time.Second, OffTime: 15 * time.Second,
+		BootTime: 2 * time.Minute, PersonaliseTime: 45 * time.Second, OffTime: 15 * time.Second,
 	}
 }
 

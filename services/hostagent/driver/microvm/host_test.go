@@ -179,16 +179,16 @@ func (h *host) Open(t testing.TB) driver.Driver {
 // probed lets the hosts of all tests have what the first one found out.
 func (h *host) probed(t testing.TB) {
 	t.Helper()
-	kept := filepath.Join(h.built.dir, accelFile)
+	kept := filepath.Join(h.built.dir, "accel.json")
 	if _, err := os.Stat(kept); err == nil {
-		run(t, "cp", kept, filepath.Join(h.cfg.State, accelFile))
+		run(t, "cp", kept, h.cfg.Accel)
 		return
 	}
 	d := h.Open(t)
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "cp", filepath.Join(h.cfg.State, accelFile), kept)
+	run(t, "cp", h.cfg.Accel, kept)
 }
 
 // Spec implements drivertest.Host. Every test has sessions and disks of its own.

@@ -4,7 +4,9 @@ package microvm
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -18,7 +20,6 @@ const (
 )
 
 const (
-	accelFile = "accel.json"
 	// kvmTime bounds the boot that is to show that KVM works: it takes under a second where it does.
 	kvmTime = 10 * time.Second
 	// probeMemory is that of the machine which is booted.
@@ -40,7 +41,7 @@ type accel struct {
 // probe finds out what runs machines here. Only a boot up to the hello of the guest counts: a
 // processor can have KVM and still not run a whole kernel with it.
 func (d *Driver) probe(ctx context.Context) accel {
-	file := filepath.Join(d.cfg.State, accelFile)
+	file := d.cfg.Accel
 	key := fmt.Sprintf("%s kvm=%v", d.kernel.build, kvmWanted(d.cfg) == "")
 	var a accel
 	if readJSON(file, &a) == nil && a.Build == key {
@@ -68,7 +69,7 @@ func (d *Driver) probe(ctx context.Context) accel {
 
 func (d *Driver) keep(file string, a accel) {
 	d.log.Info("virtual machines run", "with", a.Name, "booted in", a.Boot, "why not kvm", a.Why)
-	if err := writeJSON(file, a); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o711), writeJSON(file, a)); err != nil {
 		d.log.Warn("the next start has to find out again what runs machines", "err", err)
 	}
 }

@@ -38,7 +38,7 @@ func TestKVMOnlyAfterARealBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A second start believes the file: an accel that no boot could have found shows it.
-	file := filepath.Join(h.cfg.State, accelFile)
+	file := h.cfg.Accel
 	kept := d.accel
 	kept.Why = "as it was remembered"
 	if err := writeJSON(file, kept); err != nil {
@@ -86,9 +86,9 @@ func TestWhereNothingBootsTheTierIsAbsent(t *testing.T) {
 	if left := h.Left(t); len(left) != 0 {
 		t.Errorf("left %v", left)
 	}
-	if exists(filepath.Join(h.cfg.State, accelFile)) {
+	if exists(h.cfg.Accel) {
 		var a accel
-		if readJSON(filepath.Join(h.cfg.State, accelFile), &a) == nil && a.Absent != "" {
+		if readJSON(h.cfg.Accel, &a) == nil && a.Absent != "" {
 			t.Error("it remembers a failure that may be over at the next start")
 		}
 	}
