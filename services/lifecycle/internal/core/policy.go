@@ -257,7 +257,7 @@ func (p Policy) chooseTier(name string, t Template, persistence corev1.Persisten
 	if err != nil {
 		return nil, "", err
 	}
-	a := TierAsk{Risk: ask.GetRisk(), MinTier: ask.GetMinTier(), Template: name, TemplateTier: tier, Persistence: persistence,
+	a := TierAsk{Risk: ask.GetRisk(), MinTier: ask.GetMinTier(), Template: name, TemplateTier: tier, TemplateNamed: ask.GetTemplate() != "", Persistence: persistence,
 		Tenant: v.GetActor().GetTenant(), Plan: v.GetPlan(), Floor: v.GetTenantFloor(), Fleet: fleet}
 	for _, allowed := range p.Tiers {
 		if t, err := ParseTier(allowed); err == nil {

@@ -59,6 +59,8 @@ type TierAsk struct {
 	MinTier      corev1.Tier
 	Template     string
 	TemplateTier corev1.Tier
+	// TemplateNamed: the caller named the template; else it is the plan's.
+	TemplateNamed bool
 	Persistence  corev1.Persistence
 	Tenant, Plan string
 	Floor        corev1.Tier
@@ -92,7 +94,7 @@ func ChooseTier(rules TierRules, a TierAsk) (d *corev1.TierDecision, why string,
 	if err != nil {
 		return d, "", fmt.Errorf("the tier policy cannot say which tier is needed: %w", err)
 	}
-	d.Rule, d.Least = answer.Rule, c.least(d.Floor, answer)
+	d.Rule, d.Least = answer.Rule, c.least(answer)
 	if a.TemplateTier == corev1.Tier_TIER_WASM {
 		return d, answer.Reason, c.wasm(d, answer)
 	}
@@ -140,16 +142,25 @@ func (c *choice) floor(d *corev1.TierDecision) error {
 }
 
 // least is the weakest tier of an awake session that this open may join: the
-// floor, or the weakest tier that the rule is content with.
-func (c *choice) least(floor corev1.Tier, answer Answer) corev1.Tier {
-	if c.TemplateTier == corev1.Tier_TIER_WASM {
+// strongest of the tenant's floors, what the caller asks for, the template that it
+// names, and, when it tells anything of the risk, the weakest tier that the rule
+// is content with. An open that says nothing joins a session as it was opened:
+// null, which every tier satisfies, unless the tenant has a floor.
+func (c *choice) least(answer Answer) corev1.Tier {
+	if c.TemplateTier == corev1.Tier_TIER_WASM && (c.TemplateNamed || c.MinTier == corev1.Tier_TIER_WASM) {
 		return corev1.Tier_TIER_WASM
 	}
-	wants := inOrder(answer)
-	if t := slices.MinFunc(wants, byStrength); Strength(t) > Strength(floor) {
-		return t
+	of := []corev1.Tier{c.Floor, c.tenant.Floor, c.MinTier}
+	if c.TemplateNamed {
+		of = append(of, c.TemplateTier)
 	}
-	return floor
+	if !silent(c.Risk) && c.TemplateTier != corev1.Tier_TIER_WASM {
+		of = append(of, slices.MinFunc(inOrder(answer), byStrength))
+	}
+	if most := slices.MaxFunc(of, byStrength); Strength(most) > 0 {
+		return most
+	}
+	return corev1.Tier_TIER_NULL
 }
 
 // inOrder are the tiers that a rule asks for, without those outside the order.

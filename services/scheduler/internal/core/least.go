@@ -13,8 +13,9 @@ import (
 var strength = []corev1.Tier{corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_KATA, corev1.Tier_TIER_MICROVM}
 
 // weaker reports whether a session in tier have is no place for an open that needs at least need.
+// Null is the need of an open that asks for nothing.
 func weaker(have, need corev1.Tier) bool {
-	return have != need && (!slices.Contains(strength, need) || slices.Index(strength, have) < slices.Index(strength, need))
+	return have != need && need != corev1.Tier_TIER_NULL && (!slices.Contains(strength, need) || slices.Index(strength, have) < slices.Index(strength, need))
 }
 
 // least is the weakest tier that the open may find the session in. When nobody
@@ -59,13 +60,13 @@ func (x *tx) tooWeak(s *Session, o *Open) *Outcome {
 	if !o.tooWeakIn(s, terms.Tier) {
 		return nil
 	}
-	why := ""
+	why := "the tier policy"
 	if d := o.Decision; d != nil && d.FloorFrom != "" && d.Floor == d.Least {
-		why = fmt.Sprintf(" (%s)", d.FloorFrom)
+		why = d.FloorFrom
 	} else if d != nil && d.Rule != "" {
-		why = fmt.Sprintf(" (rule %q of the tier policy)", d.Rule)
+		why = fmt.Sprintf("rule %q of the tier policy", d.Rule)
 	}
-	out := refuse(errkind.Refused, "the session %s in %s, and this open needs %s%s: close it, then open it again",
+	out := refuse(errkind.Refused, "the session %s in tier %s, and this open needs %s (%s): close it, then open it again",
 		is, tierName(terms), tierName(&Terms{Tier: o.least()}), why)
 	return &out
 }

@@ -28,7 +28,7 @@ func TestFaultAnOpenJoinsAWeakerTier(t *testing.T) {
 	was := *c.s.Session("sa")
 	out := c.openTier("sa", "r3", microvm, microvm)
 	c.refused(out, errkind.Refused)
-	if out.Refused == nil || !strings.Contains(out.Refused.Reason, "awake in gvisor") || !strings.Contains(out.Refused.Reason, "the tenant's floor") {
+	if out.Refused == nil || !strings.Contains(out.Refused.Reason, "awake in tier gvisor") || !strings.Contains(out.Refused.Reason, "the tenant's floor") {
 		t.Errorf("the refusal says %+v", out.Refused)
 	}
 	c.refused(c.openTier("sa", "r4", wasm, wasm), errkind.Refused) // native code is no module
@@ -38,6 +38,9 @@ func TestFaultAnOpenJoinsAWeakerTier(t *testing.T) {
 	// A stronger tier would be taken if it woke now, but this one is enough.
 	if out := c.openTier("sa", "r5", microvm, gvisor); out.Refused != nil || out.Session.State != Active {
 		t.Errorf("an open that needs no more than gvisor: %+v", out)
+	}
+	if out := c.openTier("sa", "r6", microvm, corev1.Tier_TIER_NULL); out.Refused != nil || out.Session.State != Active {
+		t.Errorf("an open that says nothing: %+v", out)
 	}
 }
 

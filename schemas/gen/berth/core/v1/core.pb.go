@@ -636,8 +636,9 @@ type TierDecision struct {
 	Unknown []string `protobuf:"bytes,7,rep,name=unknown,proto3" json:"unknown,omitempty"`
 	// Tiers that would have been right and are not there, with the reason.
 	PassedOver []string `protobuf:"bytes,8,rep,name=passed_over,json=passedOver,proto3" json:"passed_over,omitempty"`
-	// Weakest tier of an awake session that this open may join: the floor, or the weakest tier that the
-	// rule names, whichever is stronger. Without it, the tier of the terms.
+	// Weakest tier of an awake session that this open may join: the strongest of the tenant's floors,
+	// what the caller asks for, the template that it names, and, when it tells of the risk, the weakest
+	// tier that the rule names. Null: any. Without it, the tier of the terms.
 	Least         Tier `protobuf:"varint,9,opt,name=least,proto3,enum=berth.core.v1.Tier" json:"least,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
