@@ -64,7 +64,7 @@ func (s *Store) adoptRaw(d Disk) error {
 	if err == nil {
 		rec := d.Record
 		rec.Raw = false
-		return s.save(rec)
+		return errors.Join(s.within(d.ID, rec.Size), s.save(rec))
 	}
 	if errors.Is(err, unix.EBUSY) {
 		s.active[d.ID] = mounting{size: d.Size, image: s.image(d.ID), raw: true}
@@ -133,7 +133,7 @@ func (s *Store) give(rec Record) error {
 	if err := s.unwritten(k, loopGrace); err != nil {
 		return err
 	}
-	if err := s.stretch(k, rec.Size); err != nil {
+	if err := errors.Join(s.within(k, rec.Size), s.stretch(k, rec.Size)); err != nil {
 		return err
 	}
 	if err := syncFile(s.image(k)); err != nil {
@@ -167,11 +167,35 @@ func (s *Store) takeBack(k Key) error {
 	if err != nil {
 		return err
 	}
+	if err := s.within(k, rec.Size); err != nil {
+		return err
+	}
 	if err := s.at("raw.back"); err != nil {
 		return err
 	}
 	rec.Raw = false
 	return s.save(rec)
+}
+
+// within cuts an image off where its disk ends. No machine writes beyond, but what emulates one has the
+// whole file open, and could make room for itself that nobody promised.
+func (s *Store) within(k Key, size uint64) error {
+	st, err := os.Stat(s.image(k))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at image: %w", err)
+	}
+	if uint64(st.Size()) <= size {
+		return nil
+	}
+	s.log.Error("the image of a disk was larger than the disk: what emulates its machine may have been taken over",
+		"session", k.Session, "image", st.Size(), "disk", size)
+	if err := os.Truncate(s.image(k), int64(size)); err != nil {
+		return fmt.Errorf("cut image off: %w", err)
+	}
+	return nil
 }
 
 // unwritten waits until nobody has the image open for writing. The kernel gives a lease on a file only

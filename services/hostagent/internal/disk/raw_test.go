@@ -558,3 +558,37 @@ func TestAStaleImageOfAMachineBindsNobody(t *testing.T) {
 		s.release(key(1)) // the first store is dead
 	})
 }
+
+// What emulates a machine can do anything to the file that it has open. A file that it made longer holds
+// no more than the disk once it is taken back, or found after a restart, or handed out again.
+func TestAnImageThatItsMachineMadeLongerIsCutOff(t *testing.T) {
+	onPools(t, func(t *testing.T, cfg Config) {
+		for name, end := range map[string]func(*Store) error{
+			"taken back": func(s *Store) error { return s.Detach(t.Context(), key(1)) },
+			"found": func(s *Store) error {
+				d, err := s.Get(key(1))
+				return errors.Join(err, s.adoptRaw(Disk{ID: key(1), Record: d}))
+			},
+			"handed out": func(s *Store) error {
+				rec, err := s.Get(key(1))
+				return errors.Join(err, s.give(rec))
+			},
+		} {
+			s := openWith(t, cfg, nil)
+			a, g := running(t, s, 1, 1)
+			g.off()
+			if err := os.Truncate(a.File, 1<<40); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(s); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if st, err := os.Stat(a.File); err != nil || uint64(st.Size()) != a.Size {
+				t.Errorf("%s: %d bytes, %v", name, st.Size(), err)
+			}
+			if err := errors.Join(s.Detach(t.Context(), key(1)), s.Delete(t.Context(), key(1))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

@@ -97,7 +97,7 @@ func Dial(ctx context.Context, socket string, tell func(Event)) (*Client, error)
 // readMessage reads one line; empty ones are skipped.
 func readMessage(in *bufio.Reader) (message, error) {
 	var line []byte
-	for {
+	for empty := 0; ; {
 		part, err := in.ReadSlice('\n')
 		if len(line)+len(part) > MaxLine {
 			return message{}, fmt.Errorf("a line above %d bytes", MaxLine)
@@ -113,6 +113,9 @@ func readMessage(in *bufio.Reader) (message, error) {
 			break
 		}
 		line = line[:0]
+		if empty++; empty > freeNews {
+			return message{}, errors.New("it says nothing, again and again")
+		}
 	}
 	var m message
 	if err := json.Unmarshal(line, &m); err != nil {
@@ -121,13 +124,31 @@ func readMessage(in *bufio.Reader) (message, error) {
 	return m, nil
 }
 
+// A QEMU that says more than freeNews things that nobody asked for has to wait for each more: it cannot
+// keep the host busy with reading. It gets one back every newsPause.
+const (
+	freeNews  = 64
+	newsPause = 20 * time.Millisecond
+)
+
 // read hands out what comes until the connection ends.
 func (c *Client) read() {
+	news, since := 0, time.Now()
 	for {
+		if news > freeNews {
+			select {
+			case <-time.After(newsPause):
+			case <-c.done:
+			}
+		}
 		m, err := readMessage(c.in)
 		if err != nil {
 			c.end(err)
 			return
+		}
+		if m.Event != "" || m.ID == "" {
+			back := int(time.Since(since) / newsPause)
+			news, since = max(news-back, 0)+1, since.Add(time.Duration(back)*newsPause)
 		}
 		switch {
 		case m.Event != "":
@@ -141,6 +162,8 @@ func (c *Client) read() {
 			c.mu.Unlock()
 			if ch != nil {
 				ch <- m
+			} else {
+				news++
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -125,4 +126,40 @@ func FuzzReadMessage(f *testing.F) {
 			t.Error("it reads the same again and again")
 		}
 	})
+}
+
+// TestAMonitorThatTellsForEverWaits: events, answers to nobody and empty lines are read slowly, so that a
+// QEMU that a machine took over cannot keep the host busy; a call is answered all the same.
+func TestAMonitorThatTellsForEverWaits(t *testing.T) {
+	for name, say := range map[string]string{
+		"events": `{"event": "SHUTDOWN"}` + "\n", "answers to nobody": `{"return": {}, "id": "77"}` + "\n",
+		"no id": `{"return": {}}` + "\n", "empty lines": strings.Repeat("\r\n", 100),
+	} {
+		t.Run(name, func(t *testing.T) {
+			sent := make(chan int, 1)
+			path := monitor(t, func(in *bufio.Reader, out io.Writer) {
+				_, _ = io.WriteString(out, greeting)
+				_, id := take(in)
+				_, _ = io.WriteString(out, `{"return": {}, "id": "`+id+`"}`+"\n")
+				_ = out.(net.Conn).SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+				n := 0
+				for ; ; n++ {
+					if _, err := io.WriteString(out, say); err != nil {
+						break
+					}
+				}
+				sent <- n
+			})
+			var told atomic.Int64
+			c, err := Dial(t.Context(), path, func(Event) { told.Add(1) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := <-sent
+			c.Close()
+			if n > 20000 || told.Load() > 200 {
+				t.Errorf("the host took %d of %d bytes, and told %d", n, len(say), told.Load())
+			}
+		})
+	}
 }
