@@ -266,13 +266,18 @@ func (c *code) compileInto(made string, module *os.File) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
+	program, err := os.Open(c.program)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = program.Close() }()
 	ctx, cancel := context.WithTimeout(c.ctx, compilePatience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.program)
+	cmd := exec.CommandContext(ctx, byDescriptor(order.CompilerProgram))
 	var said bytes.Buffer
 	own := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(user), Size: 1}}
 	cmd.Args, cmd.Env, cmd.Dir, cmd.Stderr = []string{order.Compiler}, []string{}, "/", &said
-	cmd.ExtraFiles = []*os.File{module, module, dir} // 3 is a socket elsewhere
+	cmd.ExtraFiles = []*os.File{module, module, dir, program} // 3 is a socket elsewhere
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: unix.SIGKILL,
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,

@@ -63,6 +63,9 @@ func (m *making) start(context.Context) error {
 	return nil
 }
 
+// byDescriptor names a file for exec by the descriptor that the new process has of it.
+func byDescriptor(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+
 func (d *Driver) startFirst(id ids.SandboxID, rec record) (*first, error) {
 	ch := d.channel(id)
 	var opened []*os.File
@@ -93,13 +96,19 @@ func (d *Driver) startFirst(id ids.SandboxID, rec record) (*first, error) {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "order")
 	opened = append(opened, theirs)
+	program, err := os.Open(d.cfg.Program)
+	if err != nil {
+		_ = unix.Close(pair[0])
+		return nil, err
+	}
+	opened = append(opened, program)
 	limit := unix.NsecToTimeval(enterTime.Nanoseconds())
 	_ = unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 	own := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(d.firstID(rec.Slot)), Size: idRange}}
 	f := &first{sock: os.NewFile(uintptr(pair[0]), "order")}
 	f.cmd = &exec.Cmd{
-		Path: d.cfg.Program, Args: []string{order.Supervisor}, Dir: "/", Env: []string{"GOGC=50"},
-		Stdin: in, Stdout: out, ExtraFiles: []*os.File{theirs},
+		Path: byDescriptor(order.SupervisorProgram), Args: []string{order.Supervisor}, Dir: "/", Env: []string{"GOGC=50"},
+		Stdin: in, Stdout: out, ExtraFiles: []*os.File{theirs, program},
 		SysProcAttr: &syscall.SysProcAttr{
 			Setsid: true,
 			Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC |

@@ -23,6 +23,7 @@ const (
 // descriptor 4, a folder of that module's own is 5, a pipe for what went wrong is 2. Its root is that
 // folder and stays so; it writes nowhere else.
 func Compile() int {
+	_ = unix.Close(order.CompilerProgram)
 	r := &runner{static: static{Module: "the module", MemoryBytes: compileMemory}}
 	r.files[2] = os.Stderr
 	time.AfterFunc(compileTime, func() { r.end(order.ExitTime, "time limit: compiling took longer than "+compileTime.String()) })

@@ -36,6 +36,7 @@ type supervisor struct {
 
 // Supervise is the supervisor's life. It returns the exit code of the process.
 func Supervise() int {
+	_ = unix.Close(order.SupervisorProgram)
 	s := &supervisor{}
 	status, err := s.enter()
 	if err != nil {

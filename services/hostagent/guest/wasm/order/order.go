@@ -19,6 +19,15 @@ const (
 // Socket is the descriptor of the socket to who started a part; 0 and 1 are the channel, 2 a log.
 const Socket = 3
 
+// Descriptors through which the host's driver executes the program. Found by its path, it would be a
+// file of the new process's own copy of the host's mounts: that copy, with every disk in it, would
+// live as long as the program runs, seen by nobody, for in a user namespace a mount stays with what
+// it is mounted on when that is dropped. The program closes its descriptor at once.
+const (
+	SupervisorProgram = 4
+	CompilerProgram   = 6
+)
+
 // MaxMessage of the socket, in bytes.
 const MaxMessage = 256 << 10
 
