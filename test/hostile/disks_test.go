@@ -42,10 +42,9 @@ var damages = []struct {
 	}},
 }
 
-// TestDisksThatAMachineWrote: an image that a machine left is looked at by machines alone. The wake
+// diskRows: an image that a machine left is looked at by machines alone. The wake
 // ends with a reason or with a session that works, nobody else notices, and it can be deleted.
-func TestDisksThatAMachineWrote(t *testing.T) {
-	e := testenv.Start(t)
+func diskRows(t *testing.T, e *testenv.Env) {
 	t.Run("microvm", func(t *testing.T) {
 		if _, err := exec.LookPath("debugfs"); err != nil {
 			t.Skipf("no images are damaged: %v", err)
@@ -105,29 +104,35 @@ func (w *world) wellElsewhere(t *testing.T) {
 	}
 }
 
-// weaker asks for a container where a machine wrote the disk.
+// weaker asks for a container where a machine wrote the disk: as it is, and with a link in the place of
+// what a container's root is made of.
 func (w *world) weaker(t *testing.T) {
 	one := *w
 	one.t, one.client = t, w.env.For(t).Client("acme", "mallory-weaker")
 	one.attacker = one.open(one.client)
 	put(t, one.attacker, "/root/kept", []byte("kept"))
-	one.sleep(t)
-	debugfs(t, one.image(t), "unlink /upper", "symlink /upper /etc")
-	stop, seen := make(chan struct{}), make(chan string, 1)
 	image := one.image(t)
-	go func() { seen <- watchHost(image, stop) }()
-	s, err := one.client.Open(t.Context(), sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
-	close(stop)
-	if hit := <-seen; hit != "" {
-		t.Errorf("the host opened the image as a file system: %s", hit)
-	}
-	switch {
-	case err != nil:
-		t.Logf("refused: %v", err)
-	case string(s.Place().Tier) != "microvm":
-		t.Errorf("it woke in tier %s", s.Place().Tier)
-	default:
-		t.Log("it woke in a machine all the same")
+	for _, damage := range [][]string{nil, {"unlink /upper", "symlink /upper /etc"}} {
+		one.sleep(t)
+		if damage != nil {
+			debugfs(t, image, damage...)
+		}
+		stop, seen := make(chan struct{}), make(chan string, 1)
+		go func() { seen <- watchHost(image, stop) }()
+		s, err := one.client.Open(t.Context(), sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
+		close(stop)
+		if hit := <-seen; hit != "" {
+			t.Errorf("the host opened the image as a file system: %s", hit)
+		}
+		switch {
+		case err != nil:
+			t.Logf("refused: %v", err)
+		case string(s.Place().Tier) != "microvm":
+			t.Errorf("it woke in tier %s", s.Place().Tier)
+		default:
+			t.Log("it woke in a machine all the same")
+			one.attacker = s
+		}
 	}
 	w.wellElsewhere(t)
 }

@@ -94,7 +94,7 @@ func table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%d rows in all. Tiers with programs of the machine's own kind run those of programs, greed and traces each; root and nobody stand for two tests.\n", len(unique()))
 	for _, g := range groups {
-		fmt.Fprintf(&b, "\n### Programs: %s\n\nTest `test/hostile: TestHostile`, subtests TIER/%s/ROW as USER. If a row came through, a session could take: %s.\n\n", g.Name, strings.ReplaceAll(g.Name, " ", "-"), g.Loss)
+		fmt.Fprintf(&b, "\n### Programs: %s\n\nTest `test/hostile: TestHostile`, subtests rows/TIER/%s/ROW as USER. If a row came through, a session could take: %s.\n\n", g.Name, strings.ReplaceAll(g.Name, " ", "-"), g.Loss)
 		b.WriteString("| attack | as | must | may come through |\n|---|---|---|---|\n")
 		for _, r := range g.Rows {
 			as := map[string]string{"": "root, nobody", "root": "root", "user": "nobody"}[r.Users]
@@ -102,24 +102,24 @@ func table() string {
 		}
 	}
 	for _, g := range wasmGroups {
-		fmt.Fprintf(&b, "\n### Modules: %s\n\nTest `test/hostile: TestHostileModules`, subtests wasm/%s/ROW. If a row came through, a session could take: %s.\n\n", g.Name, strings.ReplaceAll(g.Name, " ", "-"), g.Loss)
+		fmt.Fprintf(&b, "\n### Modules: %s\n\nTest `test/hostile: TestHostile`, subtests modules/wasm/%s/ROW. If a row came through, a session could take: %s.\n\n", g.Name, strings.ReplaceAll(g.Name, " ", "-"), g.Loss)
 		b.WriteString("| attack | must |\n|---|---|\n")
 		for _, r := range g.Rows {
 			fmt.Fprintf(&b, "| %s | be refused, or end the call |\n", r.Name)
 		}
 	}
-	list := func(title, test, must string, rows []string) {
-		fmt.Fprintf(&b, "\n### %s\n\nTest `test/hostile: %s`. Must: %s.\n\n", title, test, must)
+	list := func(title, below, must string, rows []string) {
+		fmt.Fprintf(&b, "\n### %s\n\nTest `test/hostile: TestHostile`, subtests %s/ROW. Must: %s.\n\n", title, below, must)
 		for _, r := range rows {
 			fmt.Fprintf(&b, "- %s\n", r)
 		}
 	}
-	list("Modules: what may be named as a program", "TestHostileModules", "nothing runs, nothing is printed, the exit code says so", names(wasmPrograms, func(i int) string { return wasmPrograms[i].name }))
-	list("Scripts of the JavaScript tool", "TestHostileModules", "the script ends, and prints nothing", names(wasmScripts, func(i int) string { return wasmScripts[i].name }))
-	list("Traces of modules", "TestHostileModules", "each as its name says", names(wasmTraces, func(i int) string { return wasmTraces[i].name }))
-	list("Greedy sessions", "TestAGreedySessionDoesNotStopItsNeighbour", "the neighbour answers all the time, and the greedy session is usable afterwards", names(greedy, func(i int) string { return greedy[i].name }))
-	list("Traces: what needs more than one moment", "TestTraces", "each as its name says", names(traces, func(i int) string { return traces[i].name }))
-	list("Images that a machine damaged", "TestDisksThatAMachineWrote", "the host never opens the image as a file system and its kernel never speaks of it; the wake ends with a reason or with a session that works, in a machine; the other session does not notice; it can be deleted", names(damages, func(i int) string { return damages[i].name }))
+	list("Modules: what may be named as a program", "modules/wasm/programs", "nothing runs, nothing is printed, the exit code says so", names(wasmPrograms, func(i int) string { return wasmPrograms[i].name }))
+	list("Scripts of the JavaScript tool", "modules/wasm/scripts", "the script ends, and prints nothing", names(wasmScripts, func(i int) string { return wasmScripts[i].name }))
+	list("Traces of modules", "modules/wasm", "each as its name says", names(wasmTraces, func(i int) string { return wasmTraces[i].name }))
+	list("Greedy sessions", "greed/TIER", "the neighbour answers all the time, and the greedy session is usable afterwards", names(greedy, func(i int) string { return greedy[i].name }))
+	list("Traces: what needs more than one moment", "traces/TIER", "each as its name says", names(traces, func(i int) string { return traces[i].name }))
+	list("Images that a machine damaged", "disks/microvm", "the host never opens the image as a file system and its kernel never speaks of it; the wake ends with a reason or with a session that works, in a machine; the other session does not notice; it can be deleted", names(damages, func(i int) string { return damages[i].name }))
 	b.WriteByte('\n')
 	return b.String()
 }

@@ -17,9 +17,21 @@ const minRows = 120
 // users of a row: root of the sandbox, and somebody without rights.
 var users = []string{"root", "nobody"}
 
-// TestHostile runs every row in every tier.
+// TestHostile runs all that this package has, in one installation: each part opens sessions of its own.
 func TestHostile(t *testing.T) {
 	e := testenv.Start(t)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *testenv.Env)
+	}{
+		{"rows", programRows}, {"traces", traceRows}, {"greed", greedRows}, {"modules", moduleRows}, {"disks", diskRows},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.run(t, e) })
+	}
+}
+
+// programRows runs every row of programs in every tier that has them.
+func programRows(t *testing.T, e *testenv.Env) {
 	program := probe(t)
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
@@ -115,10 +127,9 @@ var greedy = []struct {
 	{"all processors", []string{"burn", "3", "16"}},
 }
 
-// TestAGreedySessionDoesNotStopItsNeighbour: how much the neighbour loses is `make bench-tiers`; here
-// it must answer all the time, and the greedy one must be usable again afterwards.
-func TestAGreedySessionDoesNotStopItsNeighbour(t *testing.T) {
-	e := testenv.Start(t)
+// greedRows: how much the neighbour loses is `make bench-tiers`; here it must answer all the time, and
+// the greedy one must be usable again afterwards.
+func greedRows(t *testing.T, e *testenv.Env) {
 	program := probe(t)
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {

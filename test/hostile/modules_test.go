@@ -48,9 +48,8 @@ var wasmTraces = []struct {
 	{"links in the place of its own folders lead nowhere", (*world).ownFolders},
 }
 
-// TestHostileModules runs every row of tier wasm.
-func TestHostileModules(t *testing.T) {
-	e := testenv.Start(t)
+// moduleRows runs every row of tier wasm.
+func moduleRows(t *testing.T, e *testenv.Env) {
 	t.Run(wasmTier, func(t *testing.T) {
 		w := enterWasm(t, e)
 		t.Run("control", w.wasmControl)

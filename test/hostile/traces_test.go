@@ -31,9 +31,8 @@ var traces = []struct {
 	{"what it writes to files of the image stays its own", (*world).sharedPaths},
 }
 
-// TestTraces runs them in every tier.
-func TestTraces(t *testing.T) {
-	e := testenv.Start(t)
+// traceRows runs them in every tier.
+func traceRows(t *testing.T, e *testenv.Env) {
 	program := probe(t)
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
