@@ -52,6 +52,8 @@ func NewSpace(first uint32) (*Space, error) {
 	limit := unix.NsecToTimeval(helperTime.Nanoseconds())
 	_ = unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(first), Size: Size}}
+	// /proc/self/exe is the file in our own mounts. Found by a path, the program would be one in the
+	// helper's copy of them, which then stays, with every disk in it, as long as the helper runs.
 	s.cmd = &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{child.Name}, Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Dir: "/",
 		ExtraFiles: []*os.File{theirs},
