@@ -90,8 +90,8 @@ var network = []Row{
 	{Name: "connect by vsock to the host", Do: []string{"vsock"}},
 	{Name: "leave by a route of its own", Do: []string{"add-route", "192.0.2.1:443"}},
 	{Name: "have an interface that leads out", Do: []string{"interfaces"}},
-	{Name: "make a tunnel device", Do: []string{"tun"}, Own: join(only(ownKernel, "microvm"), only(sentry, "gvisor"))},
-	{Name: "unshare the network", Do: []string{"unshare-net"}, Own: only(ownKernel, "microvm")},
+	{Name: "make a tunnel device", Do: []string{"tun"}, Own: join(only(ownKernel, "kata", "microvm"), only(sentry, "gvisor"))},
+	{Name: "unshare the network", Do: []string{"unshare-net"}, Own: only(ownKernel, "kata", "microvm")},
 }
 
 var theHost = []Row{
@@ -158,7 +158,7 @@ var theKernel = []Row{
 	{Name: "read the memory of process 1", Do: []string{"vm-readv-1"}},
 	{Name: "load a BPF program", Do: []string{"bpf"}},
 	{Name: "make a BPF map", Do: []string{"bpf-map"}},
-	{Name: "use io_uring", Do: []string{"io-uring"}, Own: only(ownKernel, "microvm")},
+	{Name: "use io_uring", Do: []string{"io-uring"}, Own: only(ownKernel, "kata", "microvm")},
 	{Name: "use perf events", Do: []string{"perf-event"}},
 	{Name: "use userfaultfd", Do: []string{"userfaultfd"}},
 	{Name: "load a module", Do: []string{"init-module"}},
@@ -178,7 +178,7 @@ var theKernel = []Row{
 	{Name: "use I/O ports by iopl", Do: []string{"iopl"}},
 	{Name: "use I/O ports by ioperm", Do: []string{"ioperm"}},
 	{Name: "use quotas of the disk", Do: []string{"quotactl"}},
-	{Name: "add a key to the user's keyring", Do: []string{"keyring-add", "x"}, Own: only(ownKernel, "microvm")},
+	{Name: "add a key to the user's keyring", Do: []string{"keyring-add", "x"}, Own: only(ownKernel, "kata", "microvm")},
 	{Name: "open a file by its handle", Do: []string{"handle-open"}},
 	{Name: "schedule in real time", Do: []string{"rt-schedule"}},
 	{Name: "be nicer than the others", Do: []string{"nice"}, Own: only("gVisor keeps the number and schedules by none", "gvisor")},

@@ -22,9 +22,9 @@ import (
 )
 
 // templates of the tiers with programs of the machine's own kind.
-var templates = map[string]string{"container": "container", "gvisor": "default", "microvm": "microvm", wasmTier: "wasm"}
+var templates = map[string]string{"container": "container", "gvisor": "default", "kata": "default", "microvm": "microvm", wasmTier: "wasm"}
 
-var tiers = []string{"container", "gvisor", "microvm"}
+var tiers = []string{"container", "gvisor", "kata", "microvm"}
 
 const inside = "/usr/local/bin/probe"
 
@@ -131,7 +131,11 @@ func (w *world) ask() sdk.OpenOptions {
 	if w.tier == wasmTier { // whose modules the default policy takes from the operator alone
 		risk.CodeAuthor, risk.Tools = sdk.OperatorCode, sdk.BoundedTools
 	}
-	return sdk.OpenOptions{Template: templates[w.tier], Risk: risk}
+	o := sdk.OpenOptions{Template: templates[w.tier], Risk: risk}
+	if w.tier == "kata" { // which no template of the default policy names
+		o.MinTier = "kata"
+	}
+	return o
 }
 
 // hold starts the program that keeps the victim's secrets.
