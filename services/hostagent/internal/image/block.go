@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,11 +38,24 @@ type block struct {
 	SHA256 string `json:"sha256"`
 }
 
+// blockLimit bounds the making of one block.
+const blockLimit = 15 * time.Minute
+
+// blockJob is a block that is being made or compared, for all who wait for it.
+type blockJob struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	img    driver.Image
+	err    error
+}
+
 // Block returns an unpacked image with its Block, which it makes if it is missing: the same files with
 // the same owners, modes and attributes, for a tier with a kernel of its own. The same files give the
 // same bytes wherever mkfs.erofs is the same. What is there is read and compared with what was noted
-// once per process, and made again when it differs. Kinds: NotFound (the image is not unpacked),
-// Unimplemented (mkfs.erofs is missing), NoCapacity, Internal. Safe for concurrent use.
+// once per process, and made again when it differs. Who waits may give up: it is made all the same, so
+// that a large image is there for whoever comes later; and nobody waits for the block of another image
+// whose own is there. Kinds: NotFound (the image is not unpacked), Unimplemented (mkfs.erofs is
+// missing), NoCapacity, Internal. Safe for concurrent use.
 func (s *Store) Block(ctx context.Context, digest string) (driver.Image, error) {
 	const op = "make block image"
 	img, err := s.Get(digest)
@@ -49,16 +63,56 @@ func (s *Store) Block(ctx context.Context, digest string) (driver.Image, error) 
 		return img, err
 	}
 	s.blockMu.Lock()
-	defer s.blockMu.Unlock()
-	if img, err = s.Get(digest); err != nil {
+	if img.Block != "" && s.checked[digest] {
+		s.blockMu.Unlock()
+		return img, nil
+	}
+	j := s.jobs[digest]
+	if j == nil {
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), blockLimit)
+		j = &blockJob{cancel: cancel, done: make(chan struct{})}
+		s.jobs[digest] = j
+		go s.work(own, digest, j)
+	}
+	s.blockMu.Unlock()
+	select {
+	case <-j.done:
+		return j.img, j.err
+	case <-ctx.Done():
+		return img, errs.E(op, errs.Kind(ctx.Err()), digest, ctx.Err())
+	}
+}
+
+// work makes or compares one block; one at a time, since it takes a whole processor.
+func (s *Store) work(ctx context.Context, digest string, j *blockJob) {
+	select {
+	case s.making <- struct{}{}:
+		j.img, j.err = s.block(ctx, digest)
+		<-s.making
+	case <-ctx.Done():
+		j.err = errs.E("make block image", errs.Kind(ctx.Err()), digest, ctx.Err())
+	}
+	s.blockMu.Lock()
+	if j.err == nil {
+		s.checked[digest] = true
+	} else {
+		delete(s.checked, digest)
+	}
+	delete(s.jobs, digest)
+	s.blockMu.Unlock()
+	j.cancel()
+	close(j.done)
+}
+
+func (s *Store) block(ctx context.Context, digest string) (driver.Image, error) {
+	const op = "make block image"
+	img, err := s.Get(digest)
+	if err != nil {
 		return img, err // removed while this waited
 	}
 	dir := filepath.Dir(img.Lower)
-	if img.Block != "" {
-		if s.checked[digest] || s.check(dir) == nil {
-			s.checked[digest] = true
-			return img, nil
-		}
+	if img.Block != "" && s.check(dir) == nil {
+		return img, nil
 	}
 	if _, err := exec.LookPath("mkfs.erofs"); err != nil {
 		return img, errs.E(op, errkind.Unimplemented, digest, "mkfs.erofs is missing on this host (Debian: erofs-utils)")
@@ -73,8 +127,23 @@ func (s *Store) Block(ctx context.Context, digest string) (driver.Image, error) 
 		}
 		return img, errs.E(op, kind, digest, err)
 	}
-	s.checked[digest] = true
 	return s.Get(digest)
+}
+
+// leaveBlock ends what is made of an image that is about to go, and waits for that.
+func (s *Store) leaveBlock(digest string) {
+	s.blockMu.Lock()
+	j := s.jobs[digest]
+	delete(s.checked, digest)
+	s.blockMu.Unlock()
+	if j == nil {
+		return
+	}
+	j.cancel()
+	<-j.done
+	s.blockMu.Lock()
+	delete(s.checked, digest)
+	s.blockMu.Unlock()
 }
 
 // blockPath is the file of an image's block, if what was noted of it may be true.

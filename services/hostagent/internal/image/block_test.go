@@ -167,6 +167,56 @@ func TestNoBlockWithoutItsTool(t *testing.T) {
 	}
 }
 
+// A large image takes longer than whoever asks for it first waits: it is made all the same, for the next,
+// and a removal ends what is still being made.
+func TestABlockThatTakesLongIsMadeForTheNext(t *testing.T) {
+	s, digest := blockStore(t, t.TempDir())
+	real, err := exec.LookPath("mkfs.erofs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	started, gate := filepath.Join(bin, "started"), filepath.Join(bin, "gate")
+	if err := unix.Mkfifo(started, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(gate, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/sh\necho > " + started + "\nread x < " + gate + "\nexec " + real + " \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(bin, "mkfs.erofs"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	giveUp := func() {
+		t.Helper()
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { _, err := s.Block(ctx, digest); done <- err }()
+		content(t, started)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+	}
+	giveUp()
+	if err := os.WriteFile(gate, []byte("go\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	path := block1(t, s, digest)
+	if err := os.WriteFile(path, nil, 0); err != nil { // another process finds it damaged, and makes it again
+		t.Fatal(err)
+	}
+	s, digest = blockStore(t, s.dir)
+	giveUp()
+	if err := s.Remove(digest); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Block(context.Background(), digest); !errs.Is(err, errkind.NotFound) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Owners and modes are those of the image, which the kernel of a machine reads as they are.
 func TestBlockKeepsOwnersAndModes(t *testing.T) {
 	if _, err := exec.LookPath("dump.erofs"); err != nil {

@@ -44,7 +44,9 @@ type Store struct {
 	refsMu sync.Mutex        // after mu
 	refs   map[string]string // digest by reference, of this process
 
-	blockMu sync.Mutex      // one block is made at a time
+	making  chan struct{} // one block is made at a time
+	blockMu sync.Mutex    // of what follows
+	jobs    map[string]*blockJob
 	checked map[string]bool // digests whose block this process made or compared
 }
 
@@ -71,7 +73,7 @@ func Open(dir string, load Loader) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, errs.E("open image store", errkind.Internal, dir, err)
 	}
-	s := &Store{dir: dir, load: load, refs: map[string]string{}, checked: map[string]bool{}}
+	s := &Store{dir: dir, load: load, refs: map[string]string{}, checked: map[string]bool{}, jobs: map[string]*blockJob{}, making: make(chan struct{}, 1)}
 	if err := s.clean(); err != nil {
 		return nil, errs.E("open image store", errkind.Internal, dir, err)
 	}
@@ -182,11 +184,9 @@ func (s *Store) Remove(digest string) error {
 	if err != nil {
 		return errs.E("remove image", errkind.Invalid, digest, err)
 	}
+	s.leaveBlock(digest)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.blockMu.Lock()
-	delete(s.checked, digest)
-	s.blockMu.Unlock()
 	gone := filepath.Join(s.dir, making+rand.Text())
 	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.E("remove image", errkind.Internal, digest, err)
