@@ -1,10 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/sdk/sdktest"
@@ -26,6 +26,17 @@ func (w *world) awake() openOut {
 	return open
 }
 
+// told calls then once something was said.
+type told struct {
+	bytes.Buffer
+	then func()
+}
+
+func (w *told) Write(b []byte) (int, error) {
+	defer w.then()
+	return w.Buffer.Write(b)
+}
+
 // Drain: an operator cannot tell how far it is, or waits for ever.
 func TestDrainSaysHowFarItIs(t *testing.T) {
 	w := start(t)
@@ -45,10 +56,11 @@ func TestDrainSaysHowFarItIs(t *testing.T) {
 	if out := w.ok("host", "list"); !strings.Contains(out, "draining") {
 		t.Errorf("%s", out)
 	}
-	go func() { time.Sleep(50 * time.Millisecond); w.srv.Sleep(open.Session) }()
-	out, say, code := w.berth("", "host", "drain", open.Host, "--wait")
-	if code != 0 || !strings.Contains(out, "is drained") || !strings.Contains(say, "1 awake") {
-		t.Errorf("exit %d, %s, %s", code, out, say)
+	var drained bytes.Buffer
+	say := &told{then: func() { w.srv.Sleep(open.Session) }}
+	code := run(&app{ctx: t.Context(), stdin: strings.NewReader(""), stdout: &drained, stderr: say}, []string{"host", "drain", open.Host, "--wait"})
+	if code != 0 || !strings.Contains(drained.String(), "is drained") || !strings.Contains(say.String(), "1 awake") {
+		t.Errorf("exit %d, %s, %s", code, &drained, say)
 	}
 	<-end
 	var show showOut
