@@ -62,10 +62,17 @@ func (d *Driver) probe(ctx context.Context) accel {
 		a.Absent = fmt.Sprintf("no virtual machine boots here: %v", err)
 		return a // not kept: the next start tries again
 	}
-	a.Boot = took
+	if a.Boot = took; !conclusive(kvmWanted(d.cfg) == "", took) {
+		d.log.Warn("this machine is too busy to find out whether KVM works; the next start tries again", "emulated boot", took, "kvm", a.Why)
+		return a
+	}
 	d.keep(file, a)
 	return a
 }
+
+// conclusive reports whether an emulated boot shows that a failure of KVM before it was not for want of
+// time: where KVM works it is several times as fast.
+func conclusive(tried bool, emulated time.Duration) bool { return !tried || emulated < kvmTime }
 
 func (d *Driver) keep(file string, a accel) {
 	d.log.Info("virtual machines run", "with", a.Name, "booted in", a.Boot, "why not kvm", a.Why)

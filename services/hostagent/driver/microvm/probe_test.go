@@ -60,6 +60,20 @@ func TestKVMOnlyAfterARealBoot(t *testing.T) {
 	}
 }
 
+// TestABusyMachineLosesNoKVM: a boot with KVM that ran out of time on a machine on which an emulated one
+// takes as long says nothing, and is not remembered.
+func TestABusyMachineLosesNoKVM(t *testing.T) {
+	for _, c := range []struct {
+		tried bool
+		took  time.Duration
+		want  bool
+	}{{true, 3 * time.Second, true}, {true, kvmTime, false}, {false, kvmTime, true}} {
+		if got := conclusive(c.tried, c.took); got != c.want {
+			t.Errorf("tried %v, emulated in %s: %v", c.tried, c.took, got)
+		}
+	}
+}
+
 // TestWhereNothingBootsTheTierIsAbsent: a kernel that does not boot makes no error of every session.
 func TestWhereNothingBootsTheTierIsAbsent(t *testing.T) {
 	h := newHost(t)

@@ -45,7 +45,8 @@ type Process struct {
 	Start uint64 `json:"start"`
 }
 
-const startTime = 10 * time.Second
+// startTime is long for a machine that is busy; a jail that fails says so at once.
+const startTime = 30 * time.Second
 
 // Start starts QEMU and returns when it runs its own program. It outlives this process.
 func Start(ctx context.Context, s Spec) (Process, error) {
