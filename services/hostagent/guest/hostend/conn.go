@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
@@ -48,6 +49,8 @@ type Conn struct {
 	out   chan []byte
 	done  chan struct{} // closed when the Conn has ended
 	ended sync.WaitGroup
+	// strays is the reading goroutine's.
+	strays strays
 
 	mu      sync.Mutex
 	err     error
@@ -253,9 +256,39 @@ func (c *Conn) deliver(f wire.Frame) error {
 	s := c.streams[f.Stream]
 	c.mu.Unlock()
 	if s == nil {
+		c.stray()
 		return nil
 	}
 	return s.frame(f)
+}
+
+const (
+	// freeStrays is more than is under way when a call is given up; strayPause gives one of them back.
+	freeStrays = 4096
+	strayPause = 5 * time.Millisecond
+)
+
+// strays counts frames that nobody waits for.
+type strays struct {
+	n     int
+	since time.Time
+}
+
+// stray has a guest wait that goes on and on with what nobody asked for: it cannot keep the host busy
+// with reading.
+func (c *Conn) stray() {
+	if c.strays.n == 0 {
+		c.strays.since = time.Now()
+	}
+	back := int(time.Since(c.strays.since) / strayPause)
+	c.strays.n, c.strays.since = max(c.strays.n-back, 0)+1, c.strays.since.Add(time.Duration(back)*strayPause)
+	if c.strays.n <= freeStrays {
+		return
+	}
+	select {
+	case <-time.After(strayPause):
+	case <-c.done:
+	}
 }
 
 // open registers a stream and sends its request.

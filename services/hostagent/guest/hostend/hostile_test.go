@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,6 +119,32 @@ func TestHostileGuestCostsOnlyItsOwnConn(t *testing.T) {
 				t.Error(c.Err())
 			}
 		})
+	}
+}
+
+// TestAGuestThatFloodsWaits: frames for calls that nobody made are read slowly, so that the guest waits
+// and the host is not kept busy.
+func TestAGuestThatFloodsWaits(t *testing.T) {
+	c, l := attachLiar(t)
+	var said atomic.Int64
+	go l.drain()
+	go func() {
+		<-l.asked
+		b, _ := wire.AppendFrame(nil, wire.Frame{Type: wire.TypeResult, Stream: 77, Payload: []byte("{}")})
+		for {
+			if _, err := l.out.Write(b); err != nil {
+				return
+			}
+			said.Add(1)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := c.StartExec(ctx, hostend.ExecSpec{Key: "x", Argv: []string{"x"}}); err == nil {
+		t.Error("a call was answered")
+	}
+	if n := said.Load(); n > 20_000 {
+		t.Errorf("the host took %d frames in a second", n)
 	}
 }
 
