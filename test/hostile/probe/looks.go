@@ -105,8 +105,8 @@ func lookFiles(a []string) (hit string, err error) {
 	mark := []byte(a[0])
 	walk("/", 200_000, func(path string, d fs.DirEntry) bool {
 		info, err := os.Lstat(path) // a folder's entry may lie about what is mounted on it
-		if err != nil || !info.Mode().IsRegular() || info.Size() > 64<<10 || strings.HasPrefix(path, "/usr/") {
-			return false // what is in /usr came with the image; names there are another row's
+		if err != nil || !info.Mode().IsRegular() || info.Size() > 64<<10 || strings.HasPrefix(path, "/usr/") || strings.HasPrefix(path, "/var/lib/dpkg/") {
+			return false // these came with the image; their names are another row's
 		}
 		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, mark) {
 			hit = path
