@@ -114,6 +114,7 @@ func (s *Store) relieve(sp Space) Space {
 		return err == nil
 	}
 	s.collect()
+	s.cutOff()
 	for _, attached := range []bool{false, true} {
 		for again() && sp.slack() < tight && s.dropBase(attached, Key{}) {
 		}

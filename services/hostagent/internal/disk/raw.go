@@ -198,6 +198,30 @@ func (s *Store) within(k Key, size uint64) error {
 	return nil
 }
 
+// cutOff takes back what machines took of the pool beyond their disks, before others give up anything.
+func (s *Store) cutOff() {
+	s.mu.Lock()
+	var keys []Key
+	for k, m := range s.active {
+		if m.raw {
+			keys = append(keys, k)
+		}
+	}
+	s.mu.Unlock()
+	for _, k := range keys {
+		s.tryLocked(k, func() bool { // it may grow at this moment
+			rec, err := s.load(k)
+			if err == nil {
+				err = s.within(k, rec.Size)
+			}
+			if err != nil {
+				s.log.Error("a machine's image may be larger than its disk", "session", k.Session, "error", err)
+			}
+			return err == nil
+		})
+	}
+}
+
 // unwritten waits until nobody has the image open for writing. The kernel gives a lease on a file only
 // then.
 func (s *Store) unwritten(k Key, grace time.Duration) error {

@@ -560,7 +560,8 @@ func TestAStaleImageOfAMachineBindsNobody(t *testing.T) {
 }
 
 // What emulates a machine can do anything to the file that it has open. A file that it made longer holds
-// no more than the disk once it is taken back, or found after a restart, or handed out again.
+// no more than the disk once it is taken back, or found after a restart, or handed out again, and at once where
+// room is short.
 func TestAnImageThatItsMachineMadeLongerIsCutOff(t *testing.T) {
 	onPools(t, func(t *testing.T, cfg Config) {
 		for name, end := range map[string]func(*Store) error{
@@ -568,6 +569,10 @@ func TestAnImageThatItsMachineMadeLongerIsCutOff(t *testing.T) {
 			"found": func(s *Store) error {
 				d, err := s.Get(key(1))
 				return errors.Join(err, s.adoptRaw(Disk{ID: key(1), Record: d}))
+			},
+			"still written, and the pool is tight": func(s *Store) error {
+				s.cutOff()
+				return nil
 			},
 			"handed out": func(s *Store) error {
 				rec, err := s.Get(key(1))
