@@ -85,6 +85,7 @@ type decisionOut struct {
 	FloorFrom  string            `json:"floor_from,omitempty"`
 	Rule       string            `json:"rule,omitempty"`
 	Wanted     string            `json:"wanted,omitempty"`
+	Least      string            `json:"least,omitempty"`
 	Facts      map[string]string `json:"facts"`
 	Unknown    []string          `json:"unknown"`
 	PassedOver []string          `json:"passed_over"`
@@ -95,7 +96,7 @@ func decisionOutOf(d *corev1.TierDecision) *decisionOut {
 		return nil
 	}
 	out := &decisionOut{Chosen: word(d.GetChosen(), "TIER_"), Floor: word(d.GetFloor(), "TIER_"), FloorFrom: d.GetFloorFrom(),
-		Rule: d.GetRule(), Wanted: word(d.GetWanted(), "TIER_"), Facts: map[string]string{},
+		Rule: d.GetRule(), Wanted: word(d.GetWanted(), "TIER_"), Least: word(d.GetLeast(), "TIER_"), Facts: map[string]string{},
 		Unknown: append([]string{}, d.GetUnknown()...), PassedOver: append([]string{}, d.GetPassedOver()...)}
 	for k, v := range d.GetFacts() {
 		out.Facts[k] = v
