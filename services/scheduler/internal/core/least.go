@@ -37,6 +37,18 @@ func (o *Open) tooWeakIn(s *Session, t corev1.Tier) bool {
 	return weaker(t, need)
 }
 
+// raises reports whether the wake that is noted is in a tier that is too weak for the open, and the
+// open's own tier does for those who noted it.
+func (x *tx) raises(s *Session, o *Open) bool {
+	return x.v >= vmSince && s.Wake != nil && o.tooWeakIn(s, s.Wake.Terms.Tier) && !weaker(o.Terms.Tier, s.Wake.Terms.Tier)
+}
+
+// waitsForAnOpen reports whether the wake that is noted is a handoff that nobody asked for: an open
+// takes its place.
+func (s *Session) waitsForAnOpen() bool {
+	return s.Wake != nil && s.Wake.Request == "" && s.Wake.Cause == handoffCause && !s.waits(VerbOpen)
+}
+
 // tooWeak keeps an open from joining a session in a weaker tier than it needs:
 // one that is awake or wakes is refused to it, and the end of a sleep is waited
 // for. A sandbox changes its tier only by a sleep, which nobody but its user asks for.
@@ -53,9 +65,12 @@ func (x *tx) tooWeak(s *Session, o *Open) *Outcome {
 		if o.tooWeakIn(s, terms.Tier) {
 			return &Outcome{Wait: true, Session: s}
 		}
-		return nil
+		fallthrough
 	default:
-		return nil
+		if s.Wake == nil || s.waitsForAnOpen() || x.raises(s, o) {
+			return nil
+		}
+		terms, is = s.Wake.Terms, "waits to wake"
 	}
 	if !o.tooWeakIn(s, terms.Tier) {
 		return nil

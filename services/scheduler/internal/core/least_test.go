@@ -74,6 +74,34 @@ func TestFaultAWakeThatWaitsStaysInAWeakerTier(t *testing.T) {
 	}
 }
 
+// TestFaultANotedWakeIsExchangedForAWeakerOne: an open whose own tier is not comparable with that of a
+// wake that others wait for leaves theirs and waits; one that needs more raises it, also while the session
+// still goes to sleep.
+func TestFaultANotedWakeIsExchangedForAWeakerOne(t *testing.T) {
+	const container, gvisor, wasm, null = corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_WASM, corev1.Tier_TIER_NULL
+	c := newCell(t)
+	c.openTier("sa", "r1", gvisor, gvisor)
+	c.woke("sa", corev1.Origin_ORIGIN_CREATED)
+	c.apply(Entry{Sleep: &SleepCmd{Tenant: "acme", Keys: []ids.SessionKey{"sa"}, Reason: "close"}})
+	c.openTier("sa", "r2", container, null)
+	if w := c.s.Session("sa").Wake; w == nil || w.Terms.Tier != container {
+		t.Fatalf("the wake that is noted: %+v", w)
+	}
+	if out := c.openTier("sa", "r3", wasm, wasm); !out.Wait || c.s.Session("sa").Wake.Terms.Tier != container {
+		t.Errorf("an open of a module: %+v %+v", out, c.s.Session("sa").Wake)
+	}
+	if out := c.openTier("sa", "r4", gvisor, gvisor); out.Refused != nil || c.s.Session("sa").Wake.Terms.Tier != gvisor {
+		t.Errorf("an open that needs gvisor: %+v %+v", out, c.s.Session("sa").Wake)
+	}
+	if out := c.openTier("sa", "r5", container, container); out.Refused != nil || c.s.Session("sa").Wake.Terms.Tier != gvisor {
+		t.Errorf("an open that needs less lowered the wake: %+v %+v", out, c.s.Session("sa").Wake)
+	}
+	c.apply(Entry{Slept: &Slept{Ref: c.ref("sa"), Manifest: ManifestInfo{ID: "m1"}}}) // no host is named: it waits
+	if out := c.openTier("sa", "r6", wasm, wasm); out.Refused == nil || !strings.Contains(out.Refused.Reason, "waits to wake in tier gvisor") {
+		t.Errorf("an open of a module beside a wake that waits: %+v", out)
+	}
+}
+
 // TestAnEarlierFormatJoinsAsItDid: the log of an earlier version comes to the state that it had.
 func TestAnEarlierFormatJoinsAsItDid(t *testing.T) {
 	const gvisor, microvm = corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_MICROVM

@@ -120,9 +120,7 @@ func (x *tx) create(o *Open) Outcome {
 
 // ask notes a wake for a session at rest and places it.
 func (x *tx) ask(s *Session, o *Open) Outcome {
-	// An open takes the place of a handoff that waits for one, and of a wake in a tier that is too weak for it.
-	first := s.Wake == nil || s.Wake.Request == "" && s.Wake.Cause == handoffCause && !s.waits(VerbOpen) ||
-		x.v >= vmSince && o.tooWeakIn(s, s.Wake.Terms.Tier)
+	first := s.Wake == nil || s.waitsForAnOpen() || x.raises(s, o)
 	x.move(s, tAsk)
 	r, out := x.admitOrJoin(s, o, first)
 	if out != nil {
@@ -139,7 +137,7 @@ func (x *tx) joinWake(s *Session, o *Open) Outcome {
 		t = tRecall
 	}
 	x.move(s, t)
-	r, out := x.admitOrJoin(s, o, s.Wake == nil)
+	r, out := x.admitOrJoin(s, o, s.Wake == nil || s.State == Sleeping && x.raises(s, o))
 	if out != nil {
 		return *out
 	}
