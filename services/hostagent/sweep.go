@@ -90,13 +90,7 @@ func (h *host) sweep(ctx context.Context, own ownership) error {
 	for _, s := range h.all() {
 		failed = append(failed, s.compare(own))
 	}
-	for _, f := range found {
-		if !h.isOurs(f) {
-			h.log.Info("removing a sandbox that nobody owns", "sandbox", f.ID, "parts", f.Parts)
-			failed = append(failed, h.stop(ctx, f.ID))
-		}
-	}
-	failed = append(failed, h.sweepFolders())
+	failed = append(failed, h.removeOthers(ctx, found), h.sweepFolders())
 	swept, err := h.disks.Sweep(ctx, h.judge)
 	if n := len(swept.Detached) + len(swept.Strays); n > 0 {
 		h.log.Info("detached disks that no sandbox uses", "disks", len(swept.Detached), "strays", swept.Strays)
@@ -107,6 +101,34 @@ func (h *host) sweep(ctx context.Context, own ownership) error {
 	}
 	h.forget(own)
 	return errors.Join(failed...)
+}
+
+// sweepPlaces is how many sandboxes are removed at a time: a machine may take long to end, and its guest
+// decides how long.
+const sweepPlaces = 8
+
+// removeOthers removes the sandboxes that nobody owns.
+func (h *host) removeOthers(ctx context.Context, found []driver.Found) error {
+	var mu sync.Mutex
+	var failed error
+	places := make(chan struct{}, sweepPlaces)
+	var wg sync.WaitGroup
+	for _, f := range found {
+		if h.isOurs(f) {
+			continue
+		}
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			h.log.Info("removing a sandbox that nobody owns", "sandbox", f.ID, "parts", f.Parts)
+			err := h.stop(ctx, f.ID)
+			mu.Lock()
+			defer mu.Unlock()
+			failed = errors.Join(failed, err)
+		})
+	}
+	wg.Wait()
+	return failed
 }
 
 // credible refuses an answer that says nothing is owned while sandboxes run here, until it was
