@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,11 +81,12 @@ type watcher struct {
 	d    *Driver
 	out  chan driver.Event
 	told map[driver.Event]bool
+	hits map[ids.SandboxID]uint64 // of the limit of processes, as told last
 }
 
 // Watch implements driver.Watcher.
 func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
-	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[driver.Event]bool{}}
+	w := &watcher{d: d, out: make(chan driver.Event, watchBuffer), told: map[driver.Event]bool{}, hits: map[ids.SandboxID]uint64{}}
 	news := make(chan struct{}, 1)
 	d.mu.Lock()
 	d.news[news] = true
@@ -110,7 +112,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Event, error) {
 	return w.out, nil
 }
 
-// look tells of kills for memory, and then of first processes that have ended.
+// look tells of kills for memory, of processes that could not be made, and then of first processes that have ended.
 func (w *watcher) look(ctx context.Context) {
 	if len(w.told) > maxTold {
 		clear(w.told)
@@ -121,12 +123,16 @@ func (w *watcher) look(ctx context.Context) {
 		known[id] = r
 	}
 	w.d.mu.Unlock()
+	maps.DeleteFunc(w.hits, func(id ids.SandboxID, _ uint64) bool { _, there := known[id]; return !there })
 	for id, r := range known {
 		if !r.Whole {
 			continue
 		}
-		if s, err := w.d.cgroup.Stats(w.d.cgroupOf(id)); err == nil && s.OOMKills > 0 {
-			w.tell(ctx, driver.Event{ID: id, Kind: driver.EventOOM}, time.Now())
+		if s, err := w.d.cgroup.Stats(w.d.cgroupOf(id)); err == nil {
+			if s.OOMKills > 0 {
+				w.tell(ctx, driver.Event{ID: id, Kind: driver.EventOOM}, time.Now())
+			}
+			w.limit(ctx, id, s.PIDsHits)
 		}
 		if !r.alive() {
 			e := w.d.endOf(id)
@@ -135,6 +141,18 @@ func (w *watcher) look(ctx context.Context) {
 			}
 			w.tell(ctx, driver.Event{ID: id, Kind: driver.EventExited, ExitStatus: e.status}, e.at)
 		}
+	}
+}
+
+// limit tells that the sandbox ran into its limit of processes since the last look.
+func (w *watcher) limit(ctx context.Context, id ids.SandboxID, hits uint64) {
+	if hits <= w.hits[id] {
+		return
+	}
+	w.hits[id] = hits
+	select {
+	case w.out <- driver.Event{ID: id, Kind: driver.EventPIDs, At: time.Now()}:
+	case <-ctx.Done():
 	}
 }
 
