@@ -52,7 +52,7 @@ func NewConfig() Config {
 	const gib = 1 << 30
 	limits := Limits{CPUMillis: 1000, MemoryBytes: gib, Pids: 512, DiskBytes: 4 * gib}
 	call := limits
-	call.MemoryBytes, call.Pids = gib/4, 64
+	call.MemoryBytes, call.Pids = gib/2, 64 // room for a process that waits for the next script
 	snapshots := core.DefaultSnapshots()
 	return Config{
 		Workers: 8, RebuildEvery: 15 * time.Minute, HostsEvery: 10 * time.Second,
