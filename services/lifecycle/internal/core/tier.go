@@ -61,9 +61,9 @@ type TierAsk struct {
 	TemplateTier corev1.Tier
 	// TemplateNamed: the caller named the template; else it is the plan's.
 	TemplateNamed bool
-	Persistence  corev1.Persistence
-	Tenant, Plan string
-	Floor        corev1.Tier
+	Persistence   corev1.Persistence
+	Tenant, Plan  string
+	Floor         corev1.Tier
 	// Tiers that the installation allows.
 	Tiers []corev1.Tier
 	Fleet Fleet
