@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -63,7 +63,7 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open bench-disk bench-handoff ## all benchmarks
+bench: bench-open bench-disk bench-handoff bench-tiers ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
@@ -78,6 +78,10 @@ bench-disk: runtimes image build ## freeze, snapshot, sleep and restore of disks
 bench-handoff: runtimes image build ## what a failure costs: leader, NATS server, host with 50 sessions; placement in a large cell; into bench/handoff.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/handoff --out bench/handoff.json
+
+bench-tiers: runtimes image build ## every isolation tier side by side beside its floor, and what a greedy neighbour takes away; into bench/tiers.json
+	@mkdir -p bench
+	@CGO_ENABLED=0 go run ./test/bench/tiers --out bench/tiers.json
 
 hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
 	@set -o pipefail; rows=$$(mktemp); go test -json -p 1 -timeout 25m -count=1 ./test/hostile | tee $$rows | go run ./tools/testreport; rc=$$?; \
