@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 		fmt.Printf("NOT RUN tier %s: %s\n", tier, counts.missing[tier])
 	}
 	if all > 0 {
-		fmt.Printf("ROWS in all: %d of %d in the tables, in every tier that offers them\n", all, len(unique()))
+		fmt.Printf("ROWS in all: %d ran; the tables have %d, each for every tier that offers it\n", all, len(unique()))
 	}
 	os.Exit(code)
 }
