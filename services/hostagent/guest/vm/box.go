@@ -19,6 +19,10 @@ const kernelShare = 32 << 20
 // reads its programs again and again instead of ending the process that took too much.
 const spare = 16 << 20
 
+// agentWeight is the agent's share of the processor, a hundred times that of all processes of the
+// session together (cgroup v2, cpu.weight): hundreds of them must not keep it from answering.
+const agentWeight = "10000"
+
 // makeBox makes the cgroup of everything that is not the supervisor. In it, the agent has one of its
 // own: a session that has reached a limit must not take a thread or a page from it.
 func makeBox() error {
@@ -36,7 +40,13 @@ func divideBox(stage int) error {
 	if err := enter(agentCgroup, stage); err != nil {
 		return err
 	}
-	return controllers(boxCgroup)
+	if err := controllers(boxCgroup); err != nil {
+		return err
+	}
+	if err := os.WriteFile(agentCgroup+"/cpu.weight", []byte(agentWeight), 0); err != nil {
+		return fmt.Errorf("share of the processor: %w", err)
+	}
+	return nil
 }
 
 func enter(dir string, pid int) error {
@@ -47,7 +57,7 @@ func enter(dir string, pid int) error {
 }
 
 func controllers(dir string) error {
-	if err := os.WriteFile(dir+"/cgroup.subtree_control", []byte("+pids +memory"), 0); err != nil {
+	if err := os.WriteFile(dir+"/cgroup.subtree_control", []byte("+cpu +pids +memory"), 0); err != nil {
 		return fmt.Errorf("cgroup controllers: %w", err)
 	}
 	return nil
