@@ -186,7 +186,7 @@ func (c *Client) openAsk(o OpenOptions, requestID string, proof ed25519.PublicKe
 	if o.MinTier != "" {
 		v, ok := corev1.Tier_value["TIER_"+upper(string(o.MinTier))]
 		if !ok || v == 0 { // "unspecified" would ask for nothing
-			return ask{}, invalid(op, "there is no tier %q", o.MinTier)
+			return ask{}, invalid(op, "there is no tier %q; there are container, gvisor, kata and microvm", o.MinTier)
 		}
 		body.MinTier = corev1.Tier(v)
 	}

@@ -1,6 +1,9 @@
 package sdk
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,11 +73,20 @@ func (r Risk) words(op string, to *identityv1.RiskFacts) error {
 		}
 		v, ok := f.values[f.prefix+upper(f.said)]
 		if !ok || v == 0 {
-			return invalid(op, "%s %q is not known", f.name, f.said)
+			return invalid(op, "%s %q is not known; it is one of %s", f.name, f.said, spoken(f.values, f.prefix))
 		}
 		f.set(v)
 	}
 	return nil
+}
+
+// spoken lists the words of an enum in its order, without the one for "not told".
+func spoken(values map[string]int32, prefix string) string {
+	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Compare(values[a], values[b]) })
+	for i, name := range names {
+		names[i] = strings.ToLower(strings.TrimPrefix(name, prefix))
+	}
+	return strings.Join(names[1:], ", ")
 }
 
 // Persistence says what outlives the compute.
