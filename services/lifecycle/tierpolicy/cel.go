@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/services/lifecycle/internal/core"
 	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/common/types"
@@ -70,7 +72,7 @@ func (p *Policy) compile(n node, when string) (program, error) {
 	}
 	checked, issues := env.Compile(when)
 	if issues.Err() != nil {
-		return program{}, whereIn(n, issues)
+		return program{}, whereIn(n, when, issues)
 	}
 	if checked.OutputType() != cel.BoolType {
 		return program{}, n.fail("the expression gives %s; a rule needs true or false", checked.OutputType())
@@ -86,8 +88,8 @@ func (p *Policy) compile(n node, when string) (program, error) {
 }
 
 // whereIn says the first thing that is wrong with an expression, with the line of the file where it
-// can be known.
-func whereIn(n node, issues *cel.Issues) error {
+// can be known, and the name that nothing bears.
+func whereIn(n node, when string, issues *cel.Issues) error {
 	all := issues.Errors()
 	if len(all) == 0 {
 		return n.fail("%s", oneLine(issues.Err().Error()))
@@ -96,7 +98,26 @@ func whereIn(n node, issues *cel.Issues) error {
 	if n.Style&yaml.LiteralStyle != 0 {
 		at.Line += all[0].Location.Line()
 	}
-	return node{&at, n.file, n.of}.fail("%s", oneLine(all[0].Message))
+	say := oneLine(all[0].Message)
+	if what, ok := strings.CutSuffix(say, " (in container '')"); ok {
+		say = fmt.Sprintf("%s, in %s: docs/howto/tier-policy.md lists what there is", what, nameAt(when, all[0].Location))
+	}
+	return node{&at, n.file, n.of}.fail("%s", say)
+}
+
+// nameAt is the dotted name that begins at a place of an expression.
+func nameAt(when string, at common.Location) string {
+	lines := strings.Split(when, "\n")
+	if at.Line() < 1 || at.Line() > len(lines) {
+		return "the expression"
+	}
+	line := []rune(lines[at.Line()-1])
+	rest := string(line[min(max(at.Column(), 0), len(line)):])
+	end := strings.IndexFunc(rest, func(r rune) bool { return r != '.' && r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	if end < 0 {
+		end = len(rest)
+	}
+	return rest[:end]
 }
 
 // checkWords refuses a comparison of a fact with a word that it cannot have: a

@@ -270,7 +270,11 @@ func (c *choice) wasm(d *corev1.TierDecision, answer Answer) error {
 		return fmt.Errorf("template %q runs in wasm, which is not comparable with %s, %s; the tier policy does not allow wasm to this tenant", c.Template, d.FloorFrom, TierName(d.Floor))
 	case !slices.Contains(answer.Tiers, t):
 		d.Wanted = answer.Tiers[0]
-		return fmt.Errorf("template %q runs in wasm and rule %q of the tier policy asks for %s: %s", c.Template, answer.Rule, TierName(answer.Tiers[0]), answer.Reason)
+		unsaid := ""
+		if len(d.Unknown) > 0 {
+			unsaid = "; not told: " + strings.Join(d.Unknown, ", ")
+		}
+		return fmt.Errorf("template %q runs in wasm and rule %q of the tier policy asks for %s: %s%s", c.Template, answer.Rule, TierName(answer.Tiers[0]), answer.Reason, unsaid)
 	}
 	return c.special(d, t)
 }
