@@ -265,7 +265,7 @@ func (a *app) renderDecision(d *decisionOut) {
 	for _, k := range slices.Sorted(maps.Keys(d.Facts)) {
 		note := ""
 		if slices.Contains(d.Unknown, k) {
-			note = "nobody told; counted as the riskiest"
+			note = "not told, or no word of the policy; counted as the riskiest"
 		}
 		rows = append(rows, []string{"  " + plain(k), plain(d.Facts[k]), note})
 	}

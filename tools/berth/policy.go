@@ -16,7 +16,7 @@ type policyCmd struct {
 
 type policyTierCmd struct {
 	Test policyTestCmd `cmd:"" help:"Ask a policy the cases of a file and say which come out as wanted."`
-	Show policyShowCmd `cmd:"" help:"Print the policy in force, or a file: rules in the order in which they are asked."`
+	Show policyShowCmd `cmd:"" help:"Print the policy in force, or a file (--policy): rules in the order in which they are asked."`
 	Lint policyLintCmd `cmd:"" help:"Check a policy file."`
 }
 
@@ -277,7 +277,7 @@ func tierSentences(d *decisionOut) (out []string) {
 	}
 	say("Its tier is %s: rule %q of the tier policy asked for %s, and %s.", d.Chosen, d.Rule, or(d.Wanted, "nothing"), floor)
 	if len(d.Unknown) > 0 {
-		say("Nobody told %s: that counted as the riskiest.", strings.Join(d.Unknown, ", "))
+		say("Not told, or not in a word of the policy: %s. That counted as the riskiest.", strings.Join(d.Unknown, ", "))
 	}
 	if len(d.PassedOver) > 0 {
 		say("Better tiers were passed over: %s.", strings.Join(d.PassedOver, "; "))
