@@ -247,11 +247,28 @@ func (w *world) ownFolders(t *testing.T) {
 	if err := w.rewake(t); err != nil {
 		t.Logf("the wake is refused: %v", err)
 	} else {
-		w.mustFail(t, Row{Do: []string{"read", "/root/left-up", "/root/left-one", "/proc/version", "/proc/1/environ"}})
+		w.ownAtMost(t, "/root/left-up", "/etc/shadow")
+		w.mustFail(t, Row{Do: []string{"read", "/root/left-one", "/proc/version", "/proc/1/environ"}})
 		w.mustFail(t, Row{Do: []string{"make", "/run/berth/session.json", "/dev/new"}})
 	}
 	if entries, err := os.ReadDir(canary); err != nil || len(entries) > 0 {
 		t.Errorf("the host's folder holds %v, %v", entries, err)
+	}
+}
+
+// ownAtMost: a link leads to the file of the session's own image, or nowhere.
+func (w *world) ownAtMost(t *testing.T, link, file string) {
+	t.Helper()
+	to, err := w.try("", "read", link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := w.try("", "read", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if to.Through && (!own.Through || strings.ReplaceAll(to.Detail, link, file) != own.Detail) {
+		t.Errorf("%s leads to something that is not the session's: %s, not %s", link, to.Detail, own.Detail)
 	}
 }
 
