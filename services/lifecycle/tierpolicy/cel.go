@@ -100,16 +100,16 @@ func whereIn(n node, when string, issues *cel.Issues) error {
 	}
 	say := oneLine(all[0].Message)
 	if what, ok := strings.CutSuffix(say, " (in container '')"); ok {
-		say = fmt.Sprintf("%s, in %s: docs/howto/tier-policy.md lists what there is", what, nameAt(when, all[0].Location))
+		say = what + nameAt(when, all[0].Location) + ": docs/howto/tier-policy.md lists what there is"
 	}
 	return node{&at, n.file, n.of}.fail("%s", say)
 }
 
-// nameAt is the dotted name that begins at a place of an expression.
+// nameAt says which dotted name begins at a place of an expression, if one does.
 func nameAt(when string, at common.Location) string {
 	lines := strings.Split(when, "\n")
 	if at.Line() < 1 || at.Line() > len(lines) {
-		return "the expression"
+		return ""
 	}
 	line := []rune(lines[at.Line()-1])
 	rest := string(line[min(max(at.Column(), 0), len(line)):])
@@ -117,7 +117,10 @@ func nameAt(when string, at common.Location) string {
 	if end < 0 {
 		end = len(rest)
 	}
-	return rest[:end]
+	if !strings.Contains(rest[:end], ".") {
+		return "" // the message has it already
+	}
+	return ", in " + rest[:end]
 }
 
 // checkWords refuses a comparison of a fact with a word that it cannot have: a

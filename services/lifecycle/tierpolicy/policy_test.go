@@ -59,7 +59,7 @@ func TestAPolicyThatIsWrongIsNamed(t *testing.T) {
 		{rule("classes['pink'] > 0"), "classes is never \"pink\""},
 		{rule("'virtual' in fleet.accel"), "fleet.accel is never \"virtual\""},
 		{rule("fleet.accel['microwm'] == 'kvm'"), "fleet.accel is never \"microwm\""},
-		{rule("now() > 1"), "undeclared reference to 'now'"},
+		{rule("now() > 1"), "undeclared reference to 'now': docs"},
 		{rule("'" + strings.Repeat("a", maxExpression) + "' == 'a'"), "the expression has"},
 		{rule(strings.Repeat("(", 200) + "true" + strings.Repeat(")", 200)), "rule one: "},
 		{head + "  - name: one\n    tier: gvisor\n    reason: because\n    when: |\n      true &&\n      request.x\n", "p.yaml:8: rule one: undeclared reference to 'request', in request.x: docs"},
