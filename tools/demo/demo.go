@@ -62,7 +62,11 @@ func (d *demo) begin(ctx context.Context) error {
 	d.dir = dir
 	d.say("starting berth up in %s", dir)
 	began := time.Now()
-	if d.up, err = upproc.Start(ctx, upproc.Options{Bin: "bin/berth", Dir: dir, Args: []string{"--idle", d.idle.String()}}); err != nil {
+	args := []string{"--idle", d.idle.String()}
+	if d.template == "" { // a template of machines, which a host makes when it can, would be counted as left over
+		args = append(args, "--tiers", "container,gvisor")
+	}
+	if d.up, err = upproc.Start(ctx, upproc.Options{Bin: "bin/berth", Dir: dir, Args: args}); err != nil {
 		return err
 	}
 	d.took("berth up until ready", time.Since(began))
