@@ -237,7 +237,7 @@ func (c *choice) missing(t corev1.Tier, offers []Offer) string {
 
 // refusal says which tier is needed, why, and what there is.
 func (c *choice) refusal(d *corev1.TierDecision, wants []corev1.Tier, answer Answer) error {
-	need, why := "tier "+TierName(d.Wanted), answer.Reason
+	need, why, first := "tier "+TierName(d.Wanted), answer.Reason, d.Wanted
 	if len(wants) > 1 {
 		names := make([]string, len(wants))
 		for i, t := range wants {
@@ -246,9 +246,17 @@ func (c *choice) refusal(d *corev1.TierDecision, wants []corev1.Tier, answer Ans
 		need = "one of the tiers " + strings.Join(names, ", ")
 	}
 	if Strength(d.Floor) >= Strength(d.Wanted) {
-		need, why = "tier "+TierName(d.Floor), d.FloorFrom
+		need, why, first = "tier "+TierName(d.Floor), d.FloorFrom, d.Floor
 	}
-	return fmt.Errorf("%s is needed (%s) and this installation does not offer it; it offers %s", need, why, c.offered())
+	return fmt.Errorf("%s is needed (%s) and this installation does not offer it; it offers %s%s", need, why, c.offered(), c.hostsSay(first))
+}
+
+// hostsSay is why a tier is not there, in a host's words.
+func (c *choice) hostsSay(t corev1.Tier) string {
+	if why := c.Fleet.Absent[t]; why != "" {
+		return "; a host says of " + TierName(t) + ": " + why
+	}
+	return ""
 }
 
 func (c *choice) offered() string {
@@ -296,7 +304,7 @@ func (c *choice) special(d *corev1.TierDecision, t corev1.Tier) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("tier %s is needed (%s) and this installation does not offer it; it offers %s", TierName(t), templateSays, c.offered())
+	return fmt.Errorf("tier %s is needed (%s) and this installation does not offer it; it offers %s%s", TierName(t), templateSays, c.offered(), c.hostsSay(t))
 }
 
 // noRules is a policy that says nothing: everything is as risky as can be.
