@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -16,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
-	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest/answer"
 	"github.com/berth-dev/berth/services/hostagent/driver/null"
 )
 
@@ -26,6 +24,7 @@ type tiered struct {
 	tier    driver.Tier
 	strays  []ids.SandboxID // cgroups that it finds below the shared parent
 	stopped atomic.Int32
+	froze   atomic.Int32
 	hold    chan struct{} // Create waits for it
 }
 
@@ -41,6 +40,11 @@ func (d *tiered) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	sb, err := d.Driver.Create(ctx, spec)
 	sb.Tier = d.tier
 	return sb, err
+}
+
+func (d *tiered) Freeze(ctx context.Context, id ids.SandboxID) error {
+	d.froze.Add(1)
+	return d.Driver.Freeze(ctx, id)
 }
 
 func (d *tiered) Stop(ctx context.Context, id ids.SandboxID) error {
@@ -59,33 +63,13 @@ func (d *tiered) List(ctx context.Context) ([]driver.Found, error) {
 	return out, err
 }
 
-// freezing can do more than others.
-type freezing struct {
-	*tiered
-	frozen map[ids.SandboxID]bool
-}
-
-func (d *freezing) Freeze(ctx context.Context, id ids.SandboxID) error { return d.set(ctx, id, true) }
-func (d *freezing) Thaw(ctx context.Context, id ids.SandboxID) error   { return d.set(ctx, id, false) }
-
-func (d *freezing) set(ctx context.Context, id ids.SandboxID, on bool) error {
-	found, err := d.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, f := range found {
-		if f.ID == id {
-			d.frozen[id] = on
-			return nil
-		}
-	}
-	return errs.E("freeze", errkind.NotFound, string(id), "it does not run")
-}
+// plain is a driver that can do nothing besides.
+type plain struct{ driver.Driver }
 
 func guest(_ context.Context, in io.Reader, out io.Writer) (status uint32) {
 	pr, pw := io.Pipe()
 	go func() { _, err := io.Copy(pw, in); _ = pw.CloseWithError(err) }()
-	drivertest.Answer(pr, out, func(op string, args []string) (string, error) {
+	answer.Serve(pr, out, func(op string, args []string) (string, error) {
 		if op != "exit" {
 			return "", errors.ErrUnsupported
 		}
@@ -123,42 +107,6 @@ func spec(t testing.TB, session int, epoch uint64, tier driver.Tier) driver.Spec
 		Tier: tier, Limits: driver.Limits{CPUMillis: 1000, MemoryBytes: 64 << 20, PIDs: 64},
 	}
 }
-
-// host is a drivertest.Host of two drivers in memory.
-type host struct {
-	dir    string
-	worlds [2]null.World
-}
-
-func (h *host) dirs() []string { return []string{filepath.Join(h.dir, "a"), filepath.Join(h.dir, "b")} }
-
-func (h *host) Open(t testing.TB) driver.Driver {
-	t.Helper()
-	both := make([]driver.Driver, 2)
-	for i, tier := range []driver.Tier{"null", "null2"} {
-		both[i] = &freezing{open(t, h.dirs()[i], &h.worlds[i], tier), map[ids.SandboxID]bool{}}
-	}
-	return join(t, both...)
-}
-
-func (h *host) Spec(t testing.TB, session int, epoch uint64) driver.Spec {
-	return spec(t, session, epoch, driver.Null)
-}
-
-func (h *host) Left(testing.TB) (out []string) {
-	for _, dir := range h.dirs() {
-		entries, _ := os.ReadDir(dir)
-		for _, e := range entries {
-			out = append(out, e.Name())
-		}
-	}
-	return out
-}
-
-func (h *host) Crash(driver.Driver, driver.Tier, int, bool) bool { return false }
-
-// TestConformance: what is joined keeps the contract in every tier.
-func TestConformance(t *testing.T) { drivertest.Run(t, &host{dir: t.TempDir()}) }
 
 // TestASessionIsInOneTierAtATime: also while the other one is being made, and after a restart.
 func TestASessionIsInOneTierAtATime(t *testing.T) {
@@ -210,13 +158,13 @@ func TestWhoMadeItHandlesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := open(t, dir+"/a", &wa, "a")
-	b := &freezing{open(t, dir+"/b", &wb, "b"), map[ids.SandboxID]bool{}}
+	b := open(t, dir+"/b", &wb, "b")
 	stray := driver.ID(sb.Session, sb.Generation, ids.Epoch{Incarnation: 9, Index: 9})
 	a.strays = []ids.SandboxID{sb.ID, stray}
 	b.strays = []ids.SandboxID{stray}
 	r := join(t, a, b)
-	if err := r.Freeze(t.Context(), sb.ID); err != nil || !b.frozen[sb.ID] {
-		t.Errorf("freeze: %v", err)
+	if err := r.Freeze(t.Context(), sb.ID); err != nil || a.froze.Load() != 0 || b.froze.Load() != 1 {
+		t.Errorf("freeze: %v, asked %d and %d", err, a.froze.Load(), b.froze.Load())
 	}
 	found, err := r.List(t.Context())
 	if err != nil || len(found) != 2 {
@@ -262,8 +210,8 @@ func TestASandboxThatIsBeingMadeIsNoStray(t *testing.T) {
 func TestWhatADriverCannotDoIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir+"/a", &null.World{}, "a")
-	b := &freezing{open(t, dir+"/b", &null.World{}, "b"), map[ids.SandboxID]bool{}}
-	r := join(t, a, b)
+	b := open(t, dir+"/b", &null.World{}, "b")
+	r := join(t, plain{a}, b)
 	sb, err := r.Create(t.Context(), spec(t, 1, 1, "a"))
 	if err != nil {
 		t.Fatal(err)
