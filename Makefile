@@ -47,7 +47,7 @@ REAL := ./services/hostagent/... ./tools/runtimes/... ./test/...
 test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints counts and skips
 	@$(MAKE) --no-print-directory lint
 	@set -o pipefail; { go list $(MODULES) | grep -vE '/(services/hostagent|tools/runtimes|test)(/|$$)' | xargs go test -json -p 2 -timeout 10m; \
-	  go test -json -p 1 -timeout 20m $(REAL); \
+	  go test -json -p 1 -timeout 40m $(REAL); \
 	  go test -race -short -json -p 2 -timeout 10m $(RACE); } | go run ./tools/testreport
 
 # Where goroutines meet: again with the race detector, without real sandboxes.

@@ -84,7 +84,7 @@ func conformance(t *testing.T, e *testenv.Env) {
 
 // TestFilesSurviveSleep goes through sleep and wake twice in each tier, with a
 // package's worth of changes to the root: new, changed and deleted files, owners and modes.
-func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t)) }
+func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t, testenv.AllTiers...)) }
 
 func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 	eachTier(t, e, func(t *testing.T, tier, template string) {

@@ -19,7 +19,7 @@ var users = []string{"root", "nobody"}
 
 // TestHostile runs all that this package has, in one installation: each part opens sessions of its own.
 func TestHostile(t *testing.T) {
-	e := testenv.Start(t)
+	e := testenv.Start(t, testenv.AllTiers...)
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T, *testenv.Env)

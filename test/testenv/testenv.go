@@ -52,6 +52,10 @@ func Start(t *testing.T, args ...string) *Env {
 	return e
 }
 
+// AllTiers has an installation offer every tier that comes with Berth. Without it a test's has container
+// and gvisor alone: no test pays for machines and modules that it does not use.
+var AllTiers = []string{"--tiers", "container,gvisor,microvm,wasm"}
+
 // For is the same installation for a subtest: what fails, or is registered for the
 // end, is the subtest's. Whoever shares one starts and stops nothing but members.
 func (e *Env) For(t *testing.T) *Env {
@@ -69,6 +73,9 @@ func Prepare(t *testing.T, args ...string) *Env {
 		t.Fatal(err)
 	}
 	args = append([]string{"--image-store", imageStore()}, args...)
+	if !upproc.Many(args) && !slices.Contains(args, "--tiers") {
+		args = append(args, "--tiers", "container,gvisor")
+	}
 	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}, gone: map[string]bool{}}
 	t.Cleanup(func() {
 		e.Down()

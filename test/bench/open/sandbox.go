@@ -43,7 +43,7 @@ func (b *bench) sandboxes(ctx context.Context, execOnly bool) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	up, err := upproc.Start(ctx, upproc.Options{Bin: b.bin, Dir: dir, Args: []string{"--idle", "1h"}})
+	up, err := upproc.Start(ctx, upproc.Options{Bin: b.bin, Dir: dir, Args: []string{"--idle", "1h", "--tiers", "container,gvisor"}})
 	if err != nil {
 		return err
 	}
