@@ -52,7 +52,7 @@ func (w *worker) found(n int) { w.least, w.asked, w.agreed = n, false, false }
 // work goes on until ctx ends or something fails, as it does once everything is killed.
 func (w *worker) work(ctx context.Context, e *testenv.Env, c *sdk.Client) {
 	for round := 0; ctx.Err() == nil; round++ {
-		s, err := c.Open(ctx, sdk.OpenOptions{Name: w.name})
+		s, err := c.Open(ctx, sdk.OpenOptions{Name: w.name, Risk: sdk.OwnCode()})
 		if err != nil {
 			return
 		}
@@ -117,7 +117,7 @@ func TestKillNineWhileDisksAreSaved(t *testing.T) {
 		}
 		e.Up()
 		for _, w := range workers {
-			s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Name: w.name})
+			s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Name: w.name, Risk: sdk.OwnCode()})
 			n, _ := strconv.Atoi(content(t, s, "/root/n"))
 			if !w.allowed(n) {
 				t.Fatalf("after %d kills session %s (%s) holds %d: %+v", kills, w.name, s.Origin(), n, *w)
@@ -154,7 +154,7 @@ func nothingIsLeft(t *testing.T, e *testenv.Env, workers []*worker) {
 	t.Helper()
 	keys := map[string]bool{}
 	for _, w := range workers {
-		s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Name: w.name})
+		s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Name: w.name, Risk: sdk.OwnCode()})
 		keys[s.Key()] = true
 		if err := s.Close(t.Context()); err != nil {
 			t.Fatal(err)

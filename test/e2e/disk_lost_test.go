@@ -107,7 +107,7 @@ func TestAnEmptyDiskIsNeverHandedOut(t *testing.T) {
 	e.Up()
 	c := e.Client("acme", "ann")
 	for range 2 {
-		s, err := c.Open(t.Context(), sdk.OpenOptions{Wait: 20 * time.Second})
+		s, err := c.Open(t.Context(), sdk.OpenOptions{Risk: sdk.OwnCode(), Wait: 20 * time.Second})
 		if err == nil {
 			t.Fatalf("it was opened, %s", s.Origin())
 		}

@@ -169,7 +169,7 @@ func TestFlippedChunkIsNeverHandedOut(t *testing.T) {
 	c := e.Client("acme", "ann")
 	name := filepath.Base(pack)
 	for range 2 {
-		_, err := c.Open(t.Context(), sdk.OpenOptions{Wait: 10 * time.Second})
+		_, err := c.Open(t.Context(), sdk.OpenOptions{Risk: sdk.OwnCode(), Wait: 10 * time.Second})
 		if !errors.Is(err, sdk.OfKind(errkind.DataLoss)) {
 			t.Fatalf("an open of a damaged disk ends with %v, want data loss", err)
 		}

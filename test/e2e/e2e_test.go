@@ -275,7 +275,7 @@ func open(t *testing.T, c *sdk.Client, o sdk.OpenOptions) *sdk.Session {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if o.Template != "" && o.Risk == (sdk.Risk{}) {
+	if o.Risk == (sdk.Risk{}) {
 		o.Risk = sdk.OwnCode() // so that the template's own tier is chosen
 	}
 	s, err := c.Open(ctx, o)

@@ -432,7 +432,7 @@ func leaderKilledWhileOpening(t *testing.T, e *testenv.Env) {
 		leader := e.Member(e.Leader())
 		kill := time.AfterFunc(time.Duration(rand.IntN(600))*time.Millisecond, leader.Kill)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		s, err := c.Open(ctx, sdk.OpenOptions{})
+		s, err := c.Open(ctx, sdk.OpenOptions{Risk: sdk.OwnCode()})
 		cancel()
 		kill.Stop()
 		if err != nil {

@@ -75,6 +75,9 @@ func TestKillNineInTheMiddleOfAnyStep(t *testing.T) {
 			t.Fatalf("round %d: the file says %q, an older content than the acknowledged %q (%s)", round, got, want, s.Origin())
 		}
 		last[name] = got
+		if err := s.Close(t.Context()); err != nil { // the next one may ask for another tier
+			t.Fatalf("round %d: %v", round, err)
+		}
 	}
 }
 
