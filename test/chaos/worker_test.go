@@ -158,7 +158,7 @@ func (w *worker) detach() {
 }
 
 func (w *worker) open(ctx context.Context) error {
-	s, err := w.client.Open(ctx, sdk.OpenOptions{Name: w.name, ViaQueue: w.rng.IntN(10) == 0})
+	s, err := w.client.Open(ctx, sdk.OpenOptions{Name: w.name, Risk: sdk.OwnCode(), ViaQueue: w.rng.IntN(10) == 0})
 	if err != nil {
 		return err
 	}
