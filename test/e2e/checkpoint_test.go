@@ -18,7 +18,9 @@ import (
 // TestCheckpointHoldsWhatWasNotSynced: bytes that a program wrote, by write and through a shared
 // mapping, and never synced are on the disk when Checkpoint answers. Everything of the sandbox is
 // killed at once, so that nobody can write out anything later.
-func TestCheckpointHoldsWhatWasNotSynced(t *testing.T) { checkpointHoldsAll(t, testenv.Start(t, testenv.AllTiers...)) }
+func TestCheckpointHoldsWhatWasNotSynced(t *testing.T) {
+	checkpointHoldsAll(t, testenv.Start(t, testenv.AllTiers...))
+}
 
 func checkpointHoldsAll(t *testing.T, e *testenv.Env) {
 	const write = `

@@ -12,7 +12,9 @@ import (
 
 // TestThePlaceIsCurrentAfterResume: session.json tells of this wake, not of
 // the one before, and what a process did to a copy in its own root does not count.
-func TestThePlaceIsCurrentAfterResume(t *testing.T) { placeIsCurrent(t, testenv.Start(t, testenv.AllTiers...)) }
+func TestThePlaceIsCurrentAfterResume(t *testing.T) {
+	placeIsCurrent(t, testenv.Start(t, testenv.AllTiers...))
+}
 
 func placeIsCurrent(t *testing.T, e *testenv.Env) {
 	eachTier(t, e, func(t *testing.T, tier, template string) {
