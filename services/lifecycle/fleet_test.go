@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"fmt"
 	"context"
 	"errors"
 	"os"
@@ -75,16 +76,19 @@ func TestNoRefusalByAnOldView(t *testing.T) {
 	w.mu.Lock()
 	w.hosts = append(w.hosts, host(corev1.Tier_TIER_MICROVM))
 	w.mu.Unlock()
-	for deadline := time.Now().Add(20 * time.Second); ; { // the listing may be believed for a second
-		err := open("r2")
+	var d *corev1.TierDecision
+	for n, deadline := 2, time.Now().Add(20*time.Second); ; n++ { // the listing may be believed for a moment
+		err := open(fmt.Sprintf("r%d", n))
 		if err == nil {
-			break
+			// On a busy machine scheduler may not answer in time: what is configured counts then.
+			if d = (<-w.wakes).GetAdmission().GetTierDecision(); !strings.Contains(d.GetFacts()["fleet.tiers"], "as configured") {
+				break
+			}
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("refused by what was so before: %v", err)
 		}
 	}
-	d := (<-w.wakes).GetAdmission().GetTierDecision()
 	if d.GetChosen() != corev1.Tier_TIER_MICROVM || d.GetFloorFrom() != "the template's tier" || d.GetFacts()["fleet.tiers"] != "container, gvisor, microvm (not proved)" || len(d.GetUnknown()) != 5 {
 		t.Errorf("the decision is %v", d)
 	}
