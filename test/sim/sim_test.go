@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,6 +22,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// open are seeds that end without coming to rest, and that nobody has mended yet; they break no rule of
+// safety. docs/faults.md lists them. Each is printed in every run, must still break the invariant
+// named here, and leaves the list when it holds.
+var open = map[uint64]string{
+	1687: "ends-quiet: a draining host keeps one session, which it is asked to save again and again",
+}
+
 // TestSim plays many seeds, or with -seed one of them with its whole trace.
 func TestSim(t *testing.T) {
 	if *seedFlag != 0 {
@@ -35,8 +43,23 @@ func TestSim(t *testing.T) {
 	}
 	var out strings.Builder
 	total := Many(*firstFlag, n, runtime.GOMAXPROCS(0), Options{}, &out)
-	if len(total.Broken) > 0 {
-		t.Fatalf("%d of %d seeds broke an invariant\n%s", len(total.Broken), total.Seeds, out.String())
+	broken := 0
+	for _, r := range total.Broken {
+		why, known := open[r.Seed]
+		if what, _, _ := strings.Cut(why, ":"); known && r.Broken.Invariant == what {
+			t.Logf("OPEN: seed %d, %s", r.Seed, why)
+			continue
+		}
+		broken++
+	}
+	if broken > 0 {
+		t.Fatalf("%d of %d seeds broke an invariant\n%s", broken, total.Seeds, out.String())
+	}
+	for seed, why := range open {
+		played := seed >= *firstFlag && seed < *firstFlag+uint64(n)
+		if played && !slices.ContainsFunc(total.Broken, func(r Result) bool { return r.Seed == seed }) {
+			t.Errorf("seed %d holds now; take it from the list of what is open: %s", seed, why)
+		}
 	}
 	if missing := total.Hits.Missing(); n >= 1000 && len(missing) > 0 {
 		t.Errorf("these never happened in %d seeds: %q", n, missing)
