@@ -54,7 +54,7 @@ func offered(t *testing.T, e *testenv.Env) map[string]string {
 
 func absent(t *testing.T, e *testenv.Env, tier string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	why, err := e.AwaitTier(ctx, tier)
 	if err != nil {
