@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 	"github.com/berth-dev/berth/services/hostagent/guest/wasm/order"
 )
@@ -429,41 +428,6 @@ func quiesce(t *testing.T, _ *host, b *box) {
 	if e := finish(t, s); e.code() != 128+int(unix.SIGTERM) {
 		t.Errorf("code %d, signal %d", e.code(), e.exit.Signal)
 	}
-}
-
-// TestFaultAKilledSupervisor takes its calls with it, is told, and the session can be opened again.
-func TestFaultAKilledSupervisor(t *testing.T) {
-	h := newHost(t, false)
-	d := openDriver(t, h)
-	b := h.open(t, d, 1)
-	events, err := d.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := b.begin(t, hostend.ExecSpec{Argv: []string{"tool", "keep", "x"}, Stdin: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Next(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Kill(b.sb.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case e := <-events:
-		if e.ID != b.sb.ID || e.Kind != driver.EventExited || e.ExitStatus != 137 {
-			t.Errorf("%+v", e)
-		}
-	case <-time.After(5 * time.Second):
-		t.Fatal("the end was not told")
-	}
-	if err := d.Stop(t.Context(), b.sb.ID); err != nil {
-		t.Fatal(err)
-	}
-	spec := b.spec
-	spec.Epoch.Index++
-	attach(t, d, spec).call(t, "tool", "exit", "4").want(t, 4, "")
 }
 
 // TestFaultMachineCodeIsOutOfReach: what a module writes anywhere changes no machine code that a later
