@@ -89,7 +89,7 @@ func drawOffers(t *rapid.T, label string) []core.Offer {
 }
 
 func drawAsk(t *rapid.T) core.TierAsk {
-	any := rapid.SampledFrom([]corev1.Tier{0, container, gvisor, kata, microvm, wasm, null, 99})
+	any := rapid.SampledFrom([]corev1.Tier{0, 0, 0, 0, container, container, gvisor, gvisor, kata, microvm, wasm, null, 99})
 	a := core.TierAsk{Risk: drawRisk(t), Template: "aaaaaaaaaaaaaaab", Tenant: rapid.SampledFrom([]string{"acme", "globex"}).Draw(t, "tenant"), Plan: "p",
 		TemplateTier: rapid.SampledFrom([]corev1.Tier{container, container, gvisor, kata, microvm, wasm, null}).Draw(t, "template"),
 		MinTier:      any.Draw(t, "min"), Floor: any.Draw(t, "floor"),
@@ -106,7 +106,7 @@ func drawAsk(t *rapid.T) core.TierAsk {
 // what template, tenant, caller and the policy's own floor ask for.
 func TestNoPolicyChoosesATierBelowTheFloor(t *testing.T) {
 	chosen, refusedN := 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	check := func(t *rapid.T) {
 		p, a := drawPolicy(t), drawAsk(t)
 		d, why, err := core.ChooseTier(p, a)
 		if err != nil {
@@ -151,7 +151,12 @@ func TestNoPolicyChoosesATierBelowTheFloor(t *testing.T) {
 		if why == "" {
 			t.Fatal("chosen without a reason")
 		}
-	})
+	}
+	for range 10 { // few checks (go test -short) need not meet both outcomes
+		if rapid.Check(t, check); chosen > 0 && refusedN > 0 {
+			break
+		}
+	}
 	if chosen == 0 || refusedN == 0 {
 		t.Errorf("%d were chosen, %d refused", chosen, refusedN)
 	}

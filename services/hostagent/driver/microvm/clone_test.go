@@ -172,6 +172,24 @@ func TestTemplatesAreFew(t *testing.T) {
 	delete(ts.all, shape{Memory: 9})
 }
 
+// TestATemplateHasAllOfItsPages: a hole that a clone fills is charged to it beside its own copy, and a
+// machine that uses all of its memory was killed for it.
+func TestATemplateHasAllOfItsPages(t *testing.T) {
+	const size = 8 << 20
+	f, err := memfd("t", size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Size != size || st.Blocks*512 < size {
+		t.Errorf("%d bytes, of which %d are there, want all of %d", st.Size, st.Blocks*512, size)
+	}
+}
+
 // TestHelpersOfADeadProcessAreSwept: a template's machine whose host agent was killed is removed by
 // the next one, which gives its user back.
 func TestHelpersOfADeadProcessAreSwept(t *testing.T) {

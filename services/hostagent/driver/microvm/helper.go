@@ -178,16 +178,21 @@ func removeRoom(room string) error {
 	return nil
 }
 
-// memfd makes a file in memory that can be sealed.
+// memfd makes a file in memory that can be sealed. It has all of its pages from the beginning: a clone
+// that is the first to touch a page which is not there gets it in the file as well as its own copy, and
+// both are charged to it, so that a machine which uses all of its memory is killed.
 func memfd(name string, size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("make a file in memory: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), name)
-	if err := f.Truncate(size); err != nil {
+	if size > 0 {
+		err = unix.Fallocate(fd, 0, 0, size)
+	}
+	if err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("make a file in memory: %w", err)
+		return nil, fmt.Errorf("make a file of %d bytes in memory: %w", size, err)
 	}
 	return f, nil
 }

@@ -65,7 +65,9 @@ func (s *supervisor) startAhead() {
 		cache := s.jsCache()
 		s.ahead.mu.Lock()
 		defer s.ahead.mu.Unlock()
-		if s.ahead.next != nil {
+		// Where the host has not compiled the tool yet, each process does: two at once take more memory
+		// than the sandbox has.
+		if s.ahead.next != nil || cache == s.own {
 			return
 		}
 		w, err := s.spawn("js", s.js, cache, true)
