@@ -124,6 +124,12 @@ func NewStreamID() StreamID { return StreamID("d" + random()) }
 // NewSandboxID makes a random sandbox id.
 func NewSandboxID() SandboxID { return SandboxID("b" + random()) }
 
+// NewWarmID makes a random name for a sandbox that is nobody's yet; it keeps it when it is claimed.
+func NewWarmID() SandboxID { return SandboxID("w" + random()) }
+
+// IsWarm reports whether the name is of a sandbox that was prepared before it had a session.
+func (s SandboxID) IsWarm() bool { return len(s) == 27 && s[0] == 'w' }
+
 // IsToken reports whether s is one subject token: 1 to 63 of [a-z0-9_-].
 func IsToken(s string) bool {
 	if s == "" || len(s) > MaxToken {

@@ -52,7 +52,7 @@ func Usage(t ids.Tenant, s ids.SessionKey) string {
 func Dead(service string) string { return Prefix + "dead." + tok(service) }
 
 // leaders are the services of which one replica at a time answers.
-var leaders = []string{"scheduler"}
+var leaders = []string{"scheduler", "pool"}
 
 // Leader reports whether of a service's replicas only the leader answers: a
 // call of it waits until there is one.

@@ -16,7 +16,7 @@ const Prefix = "berth.v1."
 
 // Services are the services that have a bus identity of their own. hostagent
 // has one identity per host and is not among them.
-var Services = []string{"identity", "lifecycle", "scheduler", "credentials"}
+var Services = []string{"identity", "lifecycle", "scheduler", "credentials", "pool"}
 
 // Retention says when a stream lets go of a message.
 type Retention string
@@ -133,6 +133,12 @@ var Events = slices.Concat(
 	events("BERTH_FLEET", "berth.v1.host.{host}.", "hostagent", []item{
 		{"facts", "Capacity, tiers and versions of the host itself."},
 	}),
+	events("BERTH_FLEET", "berth.v1.pool.{template}.", "pool", []item{
+		{"filled", "The pool has what it wants to have, after it had not."},
+		{"claimed", "A warm sandbox became a session's."},
+		{"exhausted", "None is left: opens start cold, or wait."},
+		{"unhealthy", "Sandboxes cannot be prepared, with the reason; told again when that changes, also to none."},
+	}),
 	events("BERTH_TIMERS", "berth.v1.timer.set.{tenant}.{session}.", "lifecycle", []item{
 		{"{kind}", "Arms, or re-arms, one timer (a message schedule)."},
 	}),
@@ -205,7 +211,7 @@ var Methods = []Method{
 	{"scheduler", "show", []Who{"lifecycle", "credentials", AnOperator}, "One session."},
 	{"scheduler", "list", []Who{"lifecycle", AnOperator}, "Sessions."},
 	{"scheduler", "restore", []Who{AnOperator}, "Has the next wake bring back an earlier snapshot."},
-	{"scheduler", "hosts", []Who{"lifecycle", AnOperator}, "Hosts."},
+	{"scheduler", "hosts", []Who{"lifecycle", "pool", AnOperator}, "Hosts."},
 	{"scheduler", "drain", []Who{AnOperator}, "Hands over what a host has, or ends that."},
 	{"scheduler", "remove_host", []Who{AnOperator}, "Takes a host out for good."},
 	{"scheduler", "explain", []Who{AnOperator}, "Why a session is where it is, or waits."},
@@ -218,6 +224,14 @@ var Methods = []Method{
 	{"credentials", "revoke", []Who{"scheduler"}, "Ends every grant of a generation and destroys its data key."},
 	{"credentials", "datakey", []Who{AnyHost}, "The data key of a session generation, sealed to the host."},
 	{"credentials", "jwks", []Who{AnyService, AnyHost, AnyFrontend}, "Public keys that verify grants."},
+	{"pool", "reserve", []Who{"scheduler"}, "Keeps a warm sandbox for one attempt of a wake, for a time."},
+	{"pool", "settle", []Who{"scheduler"}, "What became of the attempt."},
+	{"pool", "apply", []Who{AnOperator}, "Declares pools."},
+	{"pool", "show", []Who{AnOperator}, "How pools stand, and what follows."},
+	{"pool", "remove", []Who{AnOperator}, "Ends a pool."},
+	{"host", "prepare", []Who{"pool"}, "Makes a warm sandbox."},
+	{"host", "retire", []Who{"pool"}, "Removes warm sandboxes that nobody has claimed."},
+	{"host", "warm", []Who{"pool"}, "Everything that waits on the host."},
 	{"host", "wake", []Who{"scheduler"}, "Makes a session's sandbox run here."},
 	{"host", "sleep", []Who{"scheduler"}, "Stops a session's compute unless it is busy."},
 	{"host", "delete", []Who{"scheduler"}, "Removes everything of a session."},
@@ -269,6 +283,7 @@ type Bucket struct {
 // Buckets of the platform; no service reads another's.
 var Buckets = []Bucket{
 	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys, encrypted per record, and revocations."},
+	{"BERTH_POOLS", "pool", 1, 16 * MiB, "Declared pools, the caps of hosts, the leader's term, and demand by the hour of the week."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }
 

@@ -138,6 +138,8 @@ type Capabilities struct {
 	Holds bool
 	// Clones: sandboxes start from a memory snapshot.
 	Clones bool
+	// Warm: sandboxes can be prepared before anybody needs them (Preparer).
+	Warm bool
 	// Missing says for people what was tried and is not there.
 	Missing []string
 }
@@ -210,6 +212,10 @@ type Sandbox struct {
 	PID int
 	// Cgroup is the path of the sandbox's cgroup below each hierarchy's root; empty if none.
 	Cgroup string
+	// Enter is set where the first process itself has to make the session's root its own after a Claim
+	// (the guest's message Enter), before anything else is asked of it: the folder in the sandbox where
+	// that root is.
+	Enter string
 	// Steps of the Create that made it; empty when it was adopted.
 	Steps []steps.Time
 }
@@ -222,6 +228,8 @@ const (
 	Running State = "running"
 	// Exited: it ran and ended by itself; Stop removes the rest.
 	Exited State = "exited"
+	// Waiting: this driver prepared it and nobody has claimed it.
+	Waiting State = "waiting"
 	// Partial: half-made or half-removed; Stop removes it.
 	Partial State = "partial"
 )
@@ -265,8 +273,8 @@ type Stats struct {
 	PIDsHits uint64
 }
 
-// ID names the sandbox of one epoch. It follows from the three, so that whoever repeats a Create or
-// a Stop means the same sandbox.
+// ID names the sandbox that Create makes for one epoch. It follows from the three, so that whoever
+// repeats a Create or a Stop means the same sandbox. One that was claimed has the name of the warm one.
 func ID(s ids.SessionKey, g ids.Generation, e ids.Epoch) ids.SandboxID {
 	sum := sha256.Sum256([]byte(s.String() + "." + g.String() + "." + e.String()))
 	enc := base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)

@@ -26,6 +26,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// WarmState of a sandbox that nobody has claimed.
+type WarmState int32
+
+const (
+	WarmState_WARM_STATE_UNSPECIFIED WarmState = 0
+	WarmState_WARM_STATE_PREPARING   WarmState = 1
+	WarmState_WARM_STATE_READY       WarmState = 2
+	WarmState_WARM_STATE_RETIRING    WarmState = 3
+)
+
+// Enum value maps for WarmState.
+var (
+	WarmState_name = map[int32]string{
+		0: "WARM_STATE_UNSPECIFIED",
+		1: "WARM_STATE_PREPARING",
+		2: "WARM_STATE_READY",
+		3: "WARM_STATE_RETIRING",
+	}
+	WarmState_value = map[string]int32{
+		"WARM_STATE_UNSPECIFIED": 0,
+		"WARM_STATE_PREPARING":   1,
+		"WARM_STATE_READY":       2,
+		"WARM_STATE_RETIRING":    3,
+	}
+)
+
+func (x WarmState) Enum() *WarmState {
+	p := new(WarmState)
+	*p = x
+	return p
+}
+
+func (x WarmState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WarmState) Descriptor() protoreflect.EnumDescriptor {
+	return file_berth_host_v1_host_proto_enumTypes[0].Descriptor()
+}
+
+func (WarmState) Type() protoreflect.EnumType {
+	return &file_berth_host_v1_host_proto_enumTypes[0]
+}
+
+func (x WarmState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WarmState.Descriptor instead.
+func (WarmState) EnumDescriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{0}
+}
+
 // WakeRequest: attach the disk, start the guest, wait for its answer. Idempotent by exact epoch.
 type WakeRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -47,7 +100,11 @@ type WakeRequest struct {
 	// Bring back this earlier manifest; it becomes a new one whose parent is manifest.
 	Restore string `protobuf:"bytes,10,opt,name=restore,proto3" json:"restore,omitempty"`
 	// A virtual machine wrote the disk: refused in a tier without a kernel of its own.
-	VmWritten     bool `protobuf:"varint,11,opt,name=vm_written,json=vmWritten,proto3" json:"vm_written,omitempty"`
+	VmWritten bool `protobuf:"varint,11,opt,name=vm_written,json=vmWritten,proto3" json:"vm_written,omitempty"`
+	// The pool's reservation of a warm sandbox here; empty: none was made.
+	Reservation string `protobuf:"bytes,12,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// Start cold whatever waits here: the tenant has had its share.
+	Cold          bool `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -159,13 +216,31 @@ func (x *WakeRequest) GetVmWritten() bool {
 	return false
 }
 
+func (x *WakeRequest) GetReservation() string {
+	if x != nil {
+		return x.Reservation
+	}
+	return ""
+}
+
+func (x *WakeRequest) GetCold() bool {
+	if x != nil {
+		return x.Cold
+	}
+	return false
+}
+
 // WakeReply: the guest answered in this epoch. Nothing of the user runs before scheduler commits.
 type WakeReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Origin        v1.Origin              `protobuf:"varint,1,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
-	RestoredAsOf  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
-	Timing        *v1.Timing             `protobuf:"bytes,3,opt,name=timing,proto3" json:"timing,omitempty"`
-	ImageDigest   string                 `protobuf:"bytes,4,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Origin       v1.Origin              `protobuf:"varint,1,opt,name=origin,proto3,enum=berth.core.v1.Origin" json:"origin,omitempty"`
+	RestoredAsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=restored_as_of,json=restoredAsOf,proto3" json:"restored_as_of,omitempty"`
+	Timing       *v1.Timing             `protobuf:"bytes,3,opt,name=timing,proto3" json:"timing,omitempty"`
+	ImageDigest  string                 `protobuf:"bytes,4,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	// The warm sandbox that was claimed; empty: it started cold.
+	Warm string `protobuf:"bytes,5,opt,name=warm,proto3" json:"warm,omitempty"`
+	// Why no warm one was taken, when one of the template was wanted.
+	ColdReason    string `protobuf:"bytes,6,opt,name=cold_reason,json=coldReason,proto3" json:"cold_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -228,6 +303,556 @@ func (x *WakeReply) GetImageDigest() string {
 	return ""
 }
 
+func (x *WakeReply) GetWarm() string {
+	if x != nil {
+		return x.Warm
+	}
+	return ""
+}
+
+func (x *WakeReply) GetColdReason() string {
+	if x != nil {
+		return x.ColdReason
+	}
+	return ""
+}
+
+// PrepareRequest: make a warm sandbox, which is nobody's. Idempotent by its name.
+type PrepareRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Term of the pool's leader; one below the highest that this host has seen is refused.
+	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	// Name of the sandbox: "w" and 26 lower-case base32 characters, never used twice.
+	Warm string `protobuf:"bytes,2,opt,name=warm,proto3" json:"warm,omitempty"`
+	// Template, image, tier and limits.
+	Terms *v1.Terms `protobuf:"bytes,3,opt,name=terms,proto3" json:"terms,omitempty"`
+	// Digest of what the pool's template is now.
+	TemplateDigest string `protobuf:"bytes,4,opt,name=template_digest,json=templateDigest,proto3" json:"template_digest,omitempty"`
+	// Refused when so many of the template and tier exist here already, in whatever state.
+	Cap           uint32                 `protobuf:"varint,5,opt,name=cap,proto3" json:"cap,omitempty"`
+	Deadline      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareRequest) Reset() {
+	*x = PrepareRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareRequest) ProtoMessage() {}
+
+func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareRequest.ProtoReflect.Descriptor instead.
+func (*PrepareRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PrepareRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *PrepareRequest) GetWarm() string {
+	if x != nil {
+		return x.Warm
+	}
+	return ""
+}
+
+func (x *PrepareRequest) GetTerms() *v1.Terms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *PrepareRequest) GetTemplateDigest() string {
+	if x != nil {
+		return x.TemplateDigest
+	}
+	return ""
+}
+
+func (x *PrepareRequest) GetCap() uint32 {
+	if x != nil {
+		return x.Cap
+	}
+	return 0
+}
+
+func (x *PrepareRequest) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+// PrepareReply: it waits.
+type PrepareReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Warm          *WarmSandbox           `protobuf:"bytes,1,opt,name=warm,proto3" json:"warm,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareReply) Reset() {
+	*x = PrepareReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareReply) ProtoMessage() {}
+
+func (x *PrepareReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareReply.ProtoReflect.Descriptor instead.
+func (*PrepareReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PrepareReply) GetWarm() *WarmSandbox {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+// RetireRequest: remove warm sandboxes that nobody has claimed. Idempotent.
+type RetireRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Term          uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	Warm          []string               `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireRequest) Reset() {
+	*x = RetireRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireRequest) ProtoMessage() {}
+
+func (x *RetireRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireRequest.ProtoReflect.Descriptor instead.
+func (*RetireRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RetireRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *RetireRequest) GetWarm() []string {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+func (x *RetireRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// RetireReply names those that are gone, or never were; the others were claimed meanwhile.
+type RetireReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gone          []string               `protobuf:"bytes,1,rep,name=gone,proto3" json:"gone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireReply) Reset() {
+	*x = RetireReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireReply) ProtoMessage() {}
+
+func (x *RetireReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireReply.ProtoReflect.Descriptor instead.
+func (*RetireReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RetireReply) GetGone() []string {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
+// WarmRequest asks for everything that waits here. The host refuses older terms from then on.
+type WarmRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Term          uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarmRequest) Reset() {
+	*x = WarmRequest{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarmRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarmRequest) ProtoMessage() {}
+
+func (x *WarmRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarmRequest.ProtoReflect.Descriptor instead.
+func (*WarmRequest) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *WarmRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// WarmReply is complete and fresh.
+type WarmReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Boot          string                 `protobuf:"bytes,1,opt,name=boot,proto3" json:"boot,omitempty"`
+	Warm          []*WarmSandbox         `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty"`
+	Uses          []*PoolUse             `protobuf:"bytes,3,rep,name=uses,proto3" json:"uses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarmReply) Reset() {
+	*x = WarmReply{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarmReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarmReply) ProtoMessage() {}
+
+func (x *WarmReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarmReply.ProtoReflect.Descriptor instead.
+func (*WarmReply) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WarmReply) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *WarmReply) GetWarm() []*WarmSandbox {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+func (x *WarmReply) GetUses() []*PoolUse {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+// WarmSandbox is one that nobody has claimed.
+type WarmSandbox struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Warm           string                 `protobuf:"bytes,1,opt,name=warm,proto3" json:"warm,omitempty"`
+	Template       string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	Tier           v1.Tier                `protobuf:"varint,3,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
+	TemplateDigest string                 `protobuf:"bytes,4,opt,name=template_digest,json=templateDigest,proto3" json:"template_digest,omitempty"`
+	ImageDigest    string                 `protobuf:"bytes,5,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	State          WarmState              `protobuf:"varint,6,opt,name=state,proto3,enum=berth.host.v1.WarmState" json:"state,omitempty"`
+	MadeAt         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=made_at,json=madeAt,proto3" json:"made_at,omitempty"`
+	MemoryBytes    uint64                 `protobuf:"varint,8,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Why no session would get it any more: its image or the host's runtime is another now.
+	Stale         string `protobuf:"bytes,9,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarmSandbox) Reset() {
+	*x = WarmSandbox{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarmSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarmSandbox) ProtoMessage() {}
+
+func (x *WarmSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarmSandbox.ProtoReflect.Descriptor instead.
+func (*WarmSandbox) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WarmSandbox) GetWarm() string {
+	if x != nil {
+		return x.Warm
+	}
+	return ""
+}
+
+func (x *WarmSandbox) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *WarmSandbox) GetTier() v1.Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return v1.Tier(0)
+}
+
+func (x *WarmSandbox) GetTemplateDigest() string {
+	if x != nil {
+		return x.TemplateDigest
+	}
+	return ""
+}
+
+func (x *WarmSandbox) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *WarmSandbox) GetState() WarmState {
+	if x != nil {
+		return x.State
+	}
+	return WarmState_WARM_STATE_UNSPECIFIED
+}
+
+func (x *WarmSandbox) GetMadeAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.MadeAt
+	}
+	return nil
+}
+
+func (x *WarmSandbox) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *WarmSandbox) GetStale() string {
+	if x != nil {
+		return x.Stale
+	}
+	return ""
+}
+
+// PoolUse is what a host knows of one template in one tier.
+type PoolUse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Template string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	Tier     v1.Tier                `protobuf:"varint,2,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
+	// Awake sessions here.
+	Active uint32 `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`
+	// Since this boot: claims, wakes that started cold though the template has a pool.
+	Claimed       uint64 `protobuf:"varint,4,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	Missed        uint64 `protobuf:"varint,5,opt,name=missed,proto3" json:"missed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolUse) Reset() {
+	*x = PoolUse{}
+	mi := &file_berth_host_v1_host_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolUse) ProtoMessage() {}
+
+func (x *PoolUse) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_host_v1_host_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolUse.ProtoReflect.Descriptor instead.
+func (*PoolUse) Descriptor() ([]byte, []int) {
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PoolUse) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *PoolUse) GetTier() v1.Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return v1.Tier(0)
+}
+
+func (x *PoolUse) GetActive() uint32 {
+	if x != nil {
+		return x.Active
+	}
+	return 0
+}
+
+func (x *PoolUse) GetClaimed() uint64 {
+	if x != nil {
+		return x.Claimed
+	}
+	return 0
+}
+
+func (x *PoolUse) GetMissed() uint64 {
+	if x != nil {
+		return x.Missed
+	}
+	return 0
+}
+
 // SleepRequest: refuse if busy, else stop, commit the manifest, remove all compute.
 type SleepRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -245,7 +870,7 @@ type SleepRequest struct {
 
 func (x *SleepRequest) Reset() {
 	*x = SleepRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[2]
+	mi := &file_berth_host_v1_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -257,7 +882,7 @@ func (x *SleepRequest) String() string {
 func (*SleepRequest) ProtoMessage() {}
 
 func (x *SleepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[2]
+	mi := &file_berth_host_v1_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -270,7 +895,7 @@ func (x *SleepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepRequest.ProtoReflect.Descriptor instead.
 func (*SleepRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{2}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SleepRequest) GetSession() *v1.SessionRef {
@@ -323,7 +948,7 @@ type SleepReply struct {
 
 func (x *SleepReply) Reset() {
 	*x = SleepReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[3]
+	mi := &file_berth_host_v1_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -335,7 +960,7 @@ func (x *SleepReply) String() string {
 func (*SleepReply) ProtoMessage() {}
 
 func (x *SleepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[3]
+	mi := &file_berth_host_v1_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -348,7 +973,7 @@ func (x *SleepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepReply.ProtoReflect.Descriptor instead.
 func (*SleepReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{3}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SleepReply) GetBusy() bool {
@@ -396,7 +1021,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[4]
+	mi := &file_berth_host_v1_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +1033,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[4]
+	mi := &file_berth_host_v1_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +1046,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{4}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteRequest) GetSession() *v1.SessionRef {
@@ -441,7 +1066,7 @@ type DeleteReply struct {
 
 func (x *DeleteReply) Reset() {
 	*x = DeleteReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[5]
+	mi := &file_berth_host_v1_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +1078,7 @@ func (x *DeleteReply) String() string {
 func (*DeleteReply) ProtoMessage() {}
 
 func (x *DeleteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[5]
+	mi := &file_berth_host_v1_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +1091,7 @@ func (x *DeleteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteReply.ProtoReflect.Descriptor instead.
 func (*DeleteReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{5}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteReply) GetRemoved() bool {
@@ -486,7 +1111,7 @@ type ActivityRequest struct {
 
 func (x *ActivityRequest) Reset() {
 	*x = ActivityRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[6]
+	mi := &file_berth_host_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +1123,7 @@ func (x *ActivityRequest) String() string {
 func (*ActivityRequest) ProtoMessage() {}
 
 func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[6]
+	mi := &file_berth_host_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +1136,7 @@ func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityRequest.ProtoReflect.Descriptor instead.
 func (*ActivityRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{6}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ActivityRequest) GetSession() *v1.SessionRef {
@@ -532,7 +1157,7 @@ type ActivityReply struct {
 
 func (x *ActivityReply) Reset() {
 	*x = ActivityReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[7]
+	mi := &file_berth_host_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +1169,7 @@ func (x *ActivityReply) String() string {
 func (*ActivityReply) ProtoMessage() {}
 
 func (x *ActivityReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[7]
+	mi := &file_berth_host_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +1182,7 @@ func (x *ActivityReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityReply.ProtoReflect.Descriptor instead.
 func (*ActivityReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{7}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ActivityReply) GetBusy() bool {
@@ -583,7 +1208,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[8]
+	mi := &file_berth_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +1220,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[8]
+	mi := &file_berth_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +1233,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{8}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 // InventoryReply is the one inventory: sandboxes, disks, mounts, cgroups.
@@ -624,7 +1249,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[9]
+	mi := &file_berth_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +1261,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[9]
+	mi := &file_berth_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +1274,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InventoryReply) GetSandboxes() []*SandboxRecord {
@@ -689,7 +1314,7 @@ type SandboxRecord struct {
 
 func (x *SandboxRecord) Reset() {
 	*x = SandboxRecord{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[10]
+	mi := &file_berth_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +1326,7 @@ func (x *SandboxRecord) String() string {
 func (*SandboxRecord) ProtoMessage() {}
 
 func (x *SandboxRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[10]
+	mi := &file_berth_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +1339,7 @@ func (x *SandboxRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxRecord.ProtoReflect.Descriptor instead.
 func (*SandboxRecord) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SandboxRecord) GetSession() *v1.SessionRef {
@@ -781,7 +1406,7 @@ type DiskRecord struct {
 
 func (x *DiskRecord) Reset() {
 	*x = DiskRecord{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[11]
+	mi := &file_berth_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +1418,7 @@ func (x *DiskRecord) String() string {
 func (*DiskRecord) ProtoMessage() {}
 
 func (x *DiskRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[11]
+	mi := &file_berth_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +1431,7 @@ func (x *DiskRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskRecord.ProtoReflect.Descriptor instead.
 func (*DiskRecord) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DiskRecord) GetSession() *v1.SessionRef {
@@ -863,7 +1488,7 @@ type SnapshotsRequest struct {
 
 func (x *SnapshotsRequest) Reset() {
 	*x = SnapshotsRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	mi := &file_berth_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1500,7 @@ func (x *SnapshotsRequest) String() string {
 func (*SnapshotsRequest) ProtoMessage() {}
 
 func (x *SnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[12]
+	mi := &file_berth_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1513,7 @@ func (x *SnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SnapshotsRequest) GetSession() *v1.SessionRef {
@@ -915,7 +1540,7 @@ type SnapshotsReply struct {
 
 func (x *SnapshotsReply) Reset() {
 	*x = SnapshotsReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	mi := &file_berth_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1552,7 @@ func (x *SnapshotsReply) String() string {
 func (*SnapshotsReply) ProtoMessage() {}
 
 func (x *SnapshotsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[13]
+	mi := &file_berth_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1565,7 @@ func (x *SnapshotsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotsReply.ProtoReflect.Descriptor instead.
 func (*SnapshotsReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SnapshotsReply) GetSnapshots() []*Snapshot {
@@ -971,7 +1596,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	mi := &file_berth_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1608,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[14]
+	mi := &file_berth_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1621,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Snapshot) GetId() string {
@@ -1077,7 +1702,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[15]
+	mi := &file_berth_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1714,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[15]
+	mi := &file_berth_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1727,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VerifyRequest) GetSession() *v1.SessionRef {
@@ -1144,7 +1769,7 @@ type VerifyReply struct {
 
 func (x *VerifyReply) Reset() {
 	*x = VerifyReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[16]
+	mi := &file_berth_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1781,7 @@ func (x *VerifyReply) String() string {
 func (*VerifyReply) ProtoMessage() {}
 
 func (x *VerifyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[16]
+	mi := &file_berth_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1794,7 @@ func (x *VerifyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReply.ProtoReflect.Descriptor instead.
 func (*VerifyReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VerifyReply) GetObjects() uint32 {
@@ -1227,7 +1852,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[17]
+	mi := &file_berth_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1864,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[17]
+	mi := &file_berth_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1877,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Damage) GetObject() string {
@@ -1287,7 +1912,7 @@ type GrowRequest struct {
 
 func (x *GrowRequest) Reset() {
 	*x = GrowRequest{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[18]
+	mi := &file_berth_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1924,7 @@ func (x *GrowRequest) String() string {
 func (*GrowRequest) ProtoMessage() {}
 
 func (x *GrowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[18]
+	mi := &file_berth_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1937,7 @@ func (x *GrowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowRequest.ProtoReflect.Descriptor instead.
 func (*GrowRequest) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GrowRequest) GetSession() *v1.SessionRef {
@@ -1339,7 +1964,7 @@ type GrowReply struct {
 
 func (x *GrowReply) Reset() {
 	*x = GrowReply{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[19]
+	mi := &file_berth_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1976,7 @@ func (x *GrowReply) String() string {
 func (*GrowReply) ProtoMessage() {}
 
 func (x *GrowReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[19]
+	mi := &file_berth_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1989,7 @@ func (x *GrowReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowReply.ProtoReflect.Descriptor instead.
 func (*GrowReply) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GrowReply) GetSizeBytes() uint64 {
@@ -1393,7 +2018,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[20]
+	mi := &file_berth_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +2030,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[20]
+	mi := &file_berth_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +2043,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetSession() *v1.SessionRef {
@@ -1494,7 +2119,7 @@ type Facts struct {
 
 func (x *Facts) Reset() {
 	*x = Facts{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[21]
+	mi := &file_berth_host_v1_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +2131,7 @@ func (x *Facts) String() string {
 func (*Facts) ProtoMessage() {}
 
 func (x *Facts) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[21]
+	mi := &file_berth_host_v1_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +2144,7 @@ func (x *Facts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Facts.ProtoReflect.Descriptor instead.
 func (*Facts) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Facts) GetHost() string {
@@ -1621,7 +2246,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_berth_host_v1_host_proto_msgTypes[22]
+	mi := &file_berth_host_v1_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +2258,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_host_v1_host_proto_msgTypes[22]
+	mi := &file_berth_host_v1_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +2271,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_berth_host_v1_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UsageSample) GetSession() *v1.SessionRef {
@@ -1695,7 +2320,7 @@ var File_berth_host_v1_host_proto protoreflect.FileDescriptor
 
 const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\x03\n" +
+	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x03\n" +
 	"\vWakeRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1a\n" +
@@ -1709,12 +2334,54 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\arestore\x18\n" +
 	" \x01(\tR\arestore\x12\x1d\n" +
 	"\n" +
-	"vm_written\x18\v \x01(\bR\tvmWritten\"\xce\x01\n" +
+	"vm_written\x18\v \x01(\bR\tvmWritten\x12 \n" +
+	"\vreservation\x18\f \x01(\tR\vreservation\x12\x12\n" +
+	"\x04cold\x18\r \x01(\bR\x04cold\"\x83\x02\n" +
 	"\tWakeReply\x12-\n" +
 	"\x06origin\x18\x01 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
 	"\x0erestored_as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\x12-\n" +
 	"\x06timing\x18\x03 \x01(\v2\x15.berth.core.v1.TimingR\x06timing\x12!\n" +
-	"\fimage_digest\x18\x04 \x01(\tR\vimageDigest\"\xc4\x01\n" +
+	"\fimage_digest\x18\x04 \x01(\tR\vimageDigest\x12\x12\n" +
+	"\x04warm\x18\x05 \x01(\tR\x04warm\x12\x1f\n" +
+	"\vcold_reason\x18\x06 \x01(\tR\n" +
+	"coldReason\"\xd7\x01\n" +
+	"\x0ePrepareRequest\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x12\n" +
+	"\x04warm\x18\x02 \x01(\tR\x04warm\x12*\n" +
+	"\x05terms\x18\x03 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12'\n" +
+	"\x0ftemplate_digest\x18\x04 \x01(\tR\x0etemplateDigest\x12\x10\n" +
+	"\x03cap\x18\x05 \x01(\rR\x03cap\x126\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\">\n" +
+	"\fPrepareReply\x12.\n" +
+	"\x04warm\x18\x01 \x01(\v2\x1a.berth.host.v1.WarmSandboxR\x04warm\"O\n" +
+	"\rRetireRequest\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x12\n" +
+	"\x04warm\x18\x02 \x03(\tR\x04warm\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"!\n" +
+	"\vRetireReply\x12\x12\n" +
+	"\x04gone\x18\x01 \x03(\tR\x04gone\"!\n" +
+	"\vWarmRequest\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\"{\n" +
+	"\tWarmReply\x12\x12\n" +
+	"\x04boot\x18\x01 \x01(\tR\x04boot\x12.\n" +
+	"\x04warm\x18\x02 \x03(\v2\x1a.berth.host.v1.WarmSandboxR\x04warm\x12*\n" +
+	"\x04uses\x18\x03 \x03(\v2\x16.berth.host.v1.PoolUseR\x04uses\"\xd0\x02\n" +
+	"\vWarmSandbox\x12\x12\n" +
+	"\x04warm\x18\x01 \x01(\tR\x04warm\x12\x1a\n" +
+	"\btemplate\x18\x02 \x01(\tR\btemplate\x12'\n" +
+	"\x04tier\x18\x03 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12'\n" +
+	"\x0ftemplate_digest\x18\x04 \x01(\tR\x0etemplateDigest\x12!\n" +
+	"\fimage_digest\x18\x05 \x01(\tR\vimageDigest\x12.\n" +
+	"\x05state\x18\x06 \x01(\x0e2\x18.berth.host.v1.WarmStateR\x05state\x123\n" +
+	"\amade_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06madeAt\x12!\n" +
+	"\fmemory_bytes\x18\b \x01(\x04R\vmemoryBytes\x12\x14\n" +
+	"\x05stale\x18\t \x01(\tR\x05stale\"\x98\x01\n" +
+	"\aPoolUse\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12'\n" +
+	"\x04tier\x18\x02 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12\x16\n" +
+	"\x06active\x18\x03 \x01(\rR\x06active\x12\x18\n" +
+	"\aclaimed\x18\x04 \x01(\x04R\aclaimed\x12\x16\n" +
+	"\x06missed\x18\x05 \x01(\x04R\x06missed\"\xc4\x01\n" +
 	"\fSleepRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x129\n" +
 	"\n" +
@@ -1832,7 +2499,12 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x05awake\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05awake\x12!\n" +
 	"\fmemory_bytes\x18\x05 \x01(\x04R\vmemoryBytes\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x06 \x01(\x04R\tdiskBytesB\xb1\x01\n" +
+	"disk_bytes\x18\x06 \x01(\x04R\tdiskBytes*p\n" +
+	"\tWarmState\x12\x1a\n" +
+	"\x16WARM_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14WARM_STATE_PREPARING\x10\x01\x12\x14\n" +
+	"\x10WARM_STATE_READY\x10\x02\x12\x17\n" +
+	"\x13WARM_STATE_RETIRING\x10\x03B\xb1\x01\n" +
 	"\x11com.berth.host.v1B\tHostProtoP\x01Z;github.com/berth-dev/berth/schemas/gen/berth/host/v1;hostv1\xa2\x02\x03BHX\xaa\x02\rBerth.Host.V1\xca\x02\rBerth\\Host\\V1\xe2\x02\x19Berth\\Host\\V1\\GPBMetadata\xea\x02\x0fBerth::Host::V1b\x06proto3"
 
 var (
@@ -1847,87 +2519,106 @@ func file_berth_host_v1_host_proto_rawDescGZIP() []byte {
 	return file_berth_host_v1_host_proto_rawDescData
 }
 
-var file_berth_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_berth_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_berth_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_berth_host_v1_host_proto_goTypes = []any{
-	(*WakeRequest)(nil),           // 0: berth.host.v1.WakeRequest
-	(*WakeReply)(nil),             // 1: berth.host.v1.WakeReply
-	(*SleepRequest)(nil),          // 2: berth.host.v1.SleepRequest
-	(*SleepReply)(nil),            // 3: berth.host.v1.SleepReply
-	(*DeleteRequest)(nil),         // 4: berth.host.v1.DeleteRequest
-	(*DeleteReply)(nil),           // 5: berth.host.v1.DeleteReply
-	(*ActivityRequest)(nil),       // 6: berth.host.v1.ActivityRequest
-	(*ActivityReply)(nil),         // 7: berth.host.v1.ActivityReply
-	(*InventoryRequest)(nil),      // 8: berth.host.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 9: berth.host.v1.InventoryReply
-	(*SandboxRecord)(nil),         // 10: berth.host.v1.SandboxRecord
-	(*DiskRecord)(nil),            // 11: berth.host.v1.DiskRecord
-	(*SnapshotsRequest)(nil),      // 12: berth.host.v1.SnapshotsRequest
-	(*SnapshotsReply)(nil),        // 13: berth.host.v1.SnapshotsReply
-	(*Snapshot)(nil),              // 14: berth.host.v1.Snapshot
-	(*VerifyRequest)(nil),         // 15: berth.host.v1.VerifyRequest
-	(*VerifyReply)(nil),           // 16: berth.host.v1.VerifyReply
-	(*Damage)(nil),                // 17: berth.host.v1.Damage
-	(*GrowRequest)(nil),           // 18: berth.host.v1.GrowRequest
-	(*GrowReply)(nil),             // 19: berth.host.v1.GrowReply
-	(*Event)(nil),                 // 20: berth.host.v1.Event
-	(*Facts)(nil),                 // 21: berth.host.v1.Facts
-	(*UsageSample)(nil),           // 22: berth.host.v1.UsageSample
-	(*v1.SessionRef)(nil),         // 23: berth.core.v1.SessionRef
-	(*v1.Terms)(nil),              // 24: berth.core.v1.Terms
-	(*v1.Stamp)(nil),              // 25: berth.core.v1.Stamp
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(v1.Origin)(0),                // 27: berth.core.v1.Origin
-	(*v1.Timing)(nil),             // 28: berth.core.v1.Timing
-	(*v1.Manifest)(nil),           // 29: berth.core.v1.Manifest
-	(v1.Tier)(0),                  // 30: berth.core.v1.Tier
-	(*v1.Limits)(nil),             // 31: berth.core.v1.Limits
-	(*v1.TierFact)(nil),           // 32: berth.core.v1.TierFact
-	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(WarmState)(0),                // 0: berth.host.v1.WarmState
+	(*WakeRequest)(nil),           // 1: berth.host.v1.WakeRequest
+	(*WakeReply)(nil),             // 2: berth.host.v1.WakeReply
+	(*PrepareRequest)(nil),        // 3: berth.host.v1.PrepareRequest
+	(*PrepareReply)(nil),          // 4: berth.host.v1.PrepareReply
+	(*RetireRequest)(nil),         // 5: berth.host.v1.RetireRequest
+	(*RetireReply)(nil),           // 6: berth.host.v1.RetireReply
+	(*WarmRequest)(nil),           // 7: berth.host.v1.WarmRequest
+	(*WarmReply)(nil),             // 8: berth.host.v1.WarmReply
+	(*WarmSandbox)(nil),           // 9: berth.host.v1.WarmSandbox
+	(*PoolUse)(nil),               // 10: berth.host.v1.PoolUse
+	(*SleepRequest)(nil),          // 11: berth.host.v1.SleepRequest
+	(*SleepReply)(nil),            // 12: berth.host.v1.SleepReply
+	(*DeleteRequest)(nil),         // 13: berth.host.v1.DeleteRequest
+	(*DeleteReply)(nil),           // 14: berth.host.v1.DeleteReply
+	(*ActivityRequest)(nil),       // 15: berth.host.v1.ActivityRequest
+	(*ActivityReply)(nil),         // 16: berth.host.v1.ActivityReply
+	(*InventoryRequest)(nil),      // 17: berth.host.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 18: berth.host.v1.InventoryReply
+	(*SandboxRecord)(nil),         // 19: berth.host.v1.SandboxRecord
+	(*DiskRecord)(nil),            // 20: berth.host.v1.DiskRecord
+	(*SnapshotsRequest)(nil),      // 21: berth.host.v1.SnapshotsRequest
+	(*SnapshotsReply)(nil),        // 22: berth.host.v1.SnapshotsReply
+	(*Snapshot)(nil),              // 23: berth.host.v1.Snapshot
+	(*VerifyRequest)(nil),         // 24: berth.host.v1.VerifyRequest
+	(*VerifyReply)(nil),           // 25: berth.host.v1.VerifyReply
+	(*Damage)(nil),                // 26: berth.host.v1.Damage
+	(*GrowRequest)(nil),           // 27: berth.host.v1.GrowRequest
+	(*GrowReply)(nil),             // 28: berth.host.v1.GrowReply
+	(*Event)(nil),                 // 29: berth.host.v1.Event
+	(*Facts)(nil),                 // 30: berth.host.v1.Facts
+	(*UsageSample)(nil),           // 31: berth.host.v1.UsageSample
+	(*v1.SessionRef)(nil),         // 32: berth.core.v1.SessionRef
+	(*v1.Terms)(nil),              // 33: berth.core.v1.Terms
+	(*v1.Stamp)(nil),              // 34: berth.core.v1.Stamp
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(v1.Origin)(0),                // 36: berth.core.v1.Origin
+	(*v1.Timing)(nil),             // 37: berth.core.v1.Timing
+	(v1.Tier)(0),                  // 38: berth.core.v1.Tier
+	(*v1.Manifest)(nil),           // 39: berth.core.v1.Manifest
+	(*v1.Limits)(nil),             // 40: berth.core.v1.Limits
+	(*v1.TierFact)(nil),           // 41: berth.core.v1.TierFact
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 }
 var file_berth_host_v1_host_proto_depIdxs = []int32{
-	23, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
-	24, // 1: berth.host.v1.WakeRequest.terms:type_name -> berth.core.v1.Terms
-	25, // 2: berth.host.v1.WakeRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
-	26, // 3: berth.host.v1.WakeRequest.deadline:type_name -> google.protobuf.Timestamp
-	27, // 4: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
-	26, // 5: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	28, // 6: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
-	23, // 7: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
-	26, // 8: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	26, // 9: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
-	29, // 10: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
-	28, // 11: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
-	23, // 12: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
-	23, // 13: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
-	26, // 14: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
-	10, // 15: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
-	11, // 16: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
-	23, // 17: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
-	30, // 18: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
-	26, // 19: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
-	23, // 20: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
-	23, // 21: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
-	14, // 22: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
-	26, // 23: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
-	25, // 24: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
-	23, // 25: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
-	17, // 26: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
-	23, // 27: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
-	23, // 28: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	26, // 29: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
-	30, // 30: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
-	31, // 31: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
-	26, // 32: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	32, // 33: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
-	23, // 34: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	26, // 35: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	33, // 36: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	33, // 37: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	32, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
+	33, // 1: berth.host.v1.WakeRequest.terms:type_name -> berth.core.v1.Terms
+	34, // 2: berth.host.v1.WakeRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
+	35, // 3: berth.host.v1.WakeRequest.deadline:type_name -> google.protobuf.Timestamp
+	36, // 4: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
+	35, // 5: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	37, // 6: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
+	33, // 7: berth.host.v1.PrepareRequest.terms:type_name -> berth.core.v1.Terms
+	35, // 8: berth.host.v1.PrepareRequest.deadline:type_name -> google.protobuf.Timestamp
+	9,  // 9: berth.host.v1.PrepareReply.warm:type_name -> berth.host.v1.WarmSandbox
+	9,  // 10: berth.host.v1.WarmReply.warm:type_name -> berth.host.v1.WarmSandbox
+	10, // 11: berth.host.v1.WarmReply.uses:type_name -> berth.host.v1.PoolUse
+	38, // 12: berth.host.v1.WarmSandbox.tier:type_name -> berth.core.v1.Tier
+	0,  // 13: berth.host.v1.WarmSandbox.state:type_name -> berth.host.v1.WarmState
+	35, // 14: berth.host.v1.WarmSandbox.made_at:type_name -> google.protobuf.Timestamp
+	38, // 15: berth.host.v1.PoolUse.tier:type_name -> berth.core.v1.Tier
+	32, // 16: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
+	35, // 17: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	35, // 18: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
+	39, // 19: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
+	37, // 20: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
+	32, // 21: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 22: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
+	35, // 23: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
+	19, // 24: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
+	20, // 25: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
+	32, // 26: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
+	38, // 27: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
+	35, // 28: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
+	32, // 29: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
+	32, // 30: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 31: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
+	35, // 32: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
+	34, // 33: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
+	32, // 34: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 35: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
+	32, // 36: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 37: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	35, // 38: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
+	38, // 39: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
+	40, // 40: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
+	35, // 41: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
+	41, // 42: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
+	32, // 43: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	35, // 44: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	42, // 45: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	42, // 46: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }
@@ -1940,13 +2631,14 @@ func file_berth_host_v1_host_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_host_v1_host_proto_rawDesc), len(file_berth_host_v1_host_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   23,
+			NumEnums:      1,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_berth_host_v1_host_proto_goTypes,
 		DependencyIndexes: file_berth_host_v1_host_proto_depIdxs,
+		EnumInfos:         file_berth_host_v1_host_proto_enumTypes,
 		MessageInfos:      file_berth_host_v1_host_proto_msgTypes,
 	}.Build()
 	File_berth_host_v1_host_proto = out.File

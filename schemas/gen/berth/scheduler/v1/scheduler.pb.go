@@ -657,7 +657,7 @@ type HostLoad struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// References and digests of unpacked images, at most 256.
 	Images []string `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
-	// Warm sandboxes by template, at most 256.
+	// Warm sandboxes by "template/tier", at most 256; also those that have a pool and none is left.
 	Warm map[string]uint32 `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Why it should get no more sessions now; empty: it is well.
 	Unhealthy string `protobuf:"bytes,3,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
