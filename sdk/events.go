@@ -15,16 +15,18 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
-// Event is something that happened to a session, or to a host.
+// Event is something that happened to a session, a host or a pool.
 type Event struct {
 	Tenant  string
 	Session string // key
 	Host    string // of an event of a host; then there is no session
+	Pool    string // template of an event of a pool; then there is neither
 	Name    string // admitted, placed, active, asleep, ...; the catalogue is in schemas/subjects
 	ID      string // ce-id: the same when an event is published again; may be empty
 	Time    time.Time
@@ -32,8 +34,8 @@ type Event struct {
 	Revision uint64
 	State    State // after it; empty where the event says none
 	// Body is the event's own message: schedulerv1.Event, hostv1.Event, one of
-	// lifecyclev1, or for a host schedulerv1.HostEvent or hostv1.Facts; nil when
-	// this version does not know it.
+	// lifecyclev1, for a host schedulerv1.HostEvent or hostv1.Facts, or for a pool
+	// poolv1.Event; nil when this version does not know it.
 	Body proto.Message
 	// Raw is the body as it came.
 	Raw []byte
@@ -61,6 +63,8 @@ type EventFilter struct {
 	Event   string // name
 	// Hosts selects the events of hosts instead of those of sessions (operators only).
 	Hosts bool
+	// Pools selects the events of pools instead (operators only).
+	Pools bool
 	// Since also yields the stored events of so long ago (operators only).
 	Since time.Duration
 	// Stop ends after the stored events of Since.
@@ -133,10 +137,14 @@ func (c *Client) eventSubject(f EventFilter) (string, error) {
 		}
 	}
 	switch {
-	case f.Hosts && c.me.Role == subjects.RoleFrontend:
-		return "", &Error{Op: op, Kind: errkind.Denied, Reason: "only an operator may read the events of hosts"}
-	case f.Hosts && (tenant != "" || f.Session != ""):
-		return "", invalid(op, "events of hosts have no tenant and no session")
+	case (f.Hosts || f.Pools) && c.me.Role == subjects.RoleFrontend:
+		return "", &Error{Op: op, Kind: errkind.Denied, Reason: "only an operator may read the events of hosts and pools"}
+	case f.Hosts && f.Pools:
+		return "", invalid(op, "events of hosts and those of pools are two selections")
+	case (f.Hosts || f.Pools) && (tenant != "" || f.Session != ""):
+		return "", invalid(op, "events of hosts and pools have no tenant and no session")
+	case f.Pools:
+		return subjects.Prefix + "pool.*." + or(f.Event, "*"), nil
 	case f.Hosts:
 		return subjects.Prefix + "host.*." + or(f.Event, "*"), nil
 	}
@@ -146,7 +154,7 @@ func (c *Client) eventSubject(f EventFilter) (string, error) {
 // The streams of events.
 const (
 	sessionStream = "BERTH_SESSIONS"
-	hostStream    = "BERTH_FLEET"
+	fleetStream   = "BERTH_FLEET"
 )
 
 // LastEvent is the newest stored event of a name of one session (operators only). ErrNotFound: none
@@ -188,8 +196,8 @@ func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (ite
 	}
 	start := time.Now().Add(-f.Since)
 	stream := sessionStream
-	if f.Hosts {
-		stream = hostStream
+	if f.Hosts || f.Pools {
+		stream = fleetStream
 	}
 	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
@@ -237,7 +245,10 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 		body = eventBody(sessionStream, s.Event)
 	} else if s, err := subjects.ParseHostEvent(subject); err == nil {
 		e = Event{Host: string(s.Host), Name: s.Event, Raw: data}
-		body = eventBody(hostStream, s.Event)
+		body = eventBody(fleetStream, s.Event)
+	} else if s, err := subjects.ParsePoolEvent(subject); err == nil {
+		e = Event{Pool: string(s.Template), Name: s.Event, Raw: data}
+		body = eventBody(fleetStream, s.Event)
 	} else {
 		return Event{}, false
 	}
@@ -256,6 +267,8 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 	case *hostv1.Event:
 		e.at(b.GetAt())
 	case *schedulerv1.HostEvent:
+		e.at(b.GetAt())
+	case *poolv1.Event:
 		e.at(b.GetAt())
 	}
 	return e, true
@@ -280,10 +293,12 @@ func eventBody(stream, name string) proto.Message {
 		e := subjects.Events[i]
 		switch {
 		case e.Stream != stream || e.Name != name:
-		case stream == hostStream && e.Owner == "scheduler":
+		case stream == fleetStream && e.Owner == "scheduler":
 			return &schedulerv1.HostEvent{}
-		case stream == hostStream && e.Owner == "hostagent":
+		case stream == fleetStream && e.Owner == "hostagent":
 			return &hostv1.Facts{}
+		case stream == fleetStream && e.Owner == "pool":
+			return &poolv1.Event{}
 		case e.Owner == "scheduler":
 			return &schedulerv1.Event{}
 		case e.Owner == "hostagent":

@@ -15,6 +15,7 @@ import (
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +34,7 @@ var eventBodies = map[string]proto.Message{
 	"scheduler host":     &schedulerv1.HostEvent{},
 	"hostagent session":  &hostv1.Event{},
 	"hostagent facts":    &hostv1.Facts{},
+	"pool pool":          &poolv1.Event{},
 	"BERTH_TIMERS":       &lifecyclev1.Timer{},
 	"audit identity":     &identityv1.Audit{},
 	"audit credentials":  &credentialsv1.Audit{},
@@ -77,6 +79,14 @@ var methodBodies = map[string]call{
 	"credentials revoke":        {&credentialsv1.RevokeRequest{}, &credentialsv1.RevokeReply{}},
 	"credentials datakey":       {&credentialsv1.DataKeyRequest{}, &credentialsv1.DataKeyReply{}},
 	"credentials jwks":          {&credentialsv1.JwksRequest{}, &credentialsv1.JwksReply{}},
+	"pool reserve":              {&poolv1.ReserveRequest{}, &poolv1.ReserveReply{}},
+	"pool settle":               {&poolv1.SettleRequest{}, &poolv1.SettleReply{}},
+	"pool apply":                {&poolv1.ApplyRequest{}, &poolv1.ApplyReply{}},
+	"pool show":                 {&poolv1.ShowRequest{}, &poolv1.ShowReply{}},
+	"pool remove":               {&poolv1.RemoveRequest{}, &poolv1.RemoveReply{}},
+	"host prepare":              {&hostv1.PrepareRequest{}, &hostv1.PrepareReply{}},
+	"host retire":               {&hostv1.RetireRequest{}, &hostv1.RetireReply{}},
+	"host warm":                 {&hostv1.WarmRequest{}, &hostv1.WarmReply{}},
 	"host wake":                 {&hostv1.WakeRequest{}, &hostv1.WakeReply{}},
 	"host sleep":                {&hostv1.SleepRequest{}, &hostv1.SleepReply{}},
 	"host delete":               {&hostv1.DeleteRequest{}, &hostv1.DeleteReply{}},
@@ -101,6 +111,8 @@ func EventBody(e subjects.Event) proto.Message {
 	switch {
 	case strings.HasPrefix(e.Subject, "berth.v1.host."):
 		kind = e.Owner + " host"
+	case strings.HasPrefix(e.Subject, "berth.v1.pool."):
+		kind = e.Owner + " pool"
 	case strings.HasPrefix(e.Subject, "berth.v1.audit."):
 		kind = "audit " + e.Owner
 	}

@@ -30,6 +30,12 @@ type HostSubject struct {
 	Event string
 }
 
+// PoolSubject is what a pool event's subject says.
+type PoolSubject struct {
+	Template ids.Template
+	Event    string
+}
+
 // TimerSubject is what a timer's subject says.
 type TimerSubject struct {
 	Due     bool
@@ -85,6 +91,14 @@ func ParseHostEvent(subject string) (h HostSubject, err error) {
 	h.Host = part(p, 0, ids.ParseHost, &err)
 	h.Event = part(p, 1, word, &err)
 	return orZero(h, subject, err)
+}
+
+// ParsePoolEvent reads what PoolEvent wrote.
+func ParsePoolEvent(subject string) (p PoolSubject, err error) {
+	parts := split(subject, "pool", 2, &err)
+	p.Template = part(parts, 0, ids.ParseTemplate, &err)
+	p.Event = part(parts, 1, word, &err)
+	return orZero(p, subject, err)
 }
 
 // ParseTimer reads what TimerSet and TimerDue wrote.
