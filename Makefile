@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers bench-pool chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -52,7 +52,7 @@ test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integr
 
 # Where goroutines meet: again with the race detector, without real sandboxes.
 RACE := ./internal/... ./sdk/... ./services/identity/... ./services/credentials/... ./services/lifecycle/... \
-  ./services/scheduler/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
+  ./services/scheduler/... ./services/pool/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
   ./services/hostagent/internal/idrange ./services/hostagent/driver/router ./services/hostagent/driver/null \
   ./services/hostagent/driver/microvm/qmp
 
@@ -63,7 +63,7 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open bench-disk bench-handoff bench-tiers ## all benchmarks
+bench: bench-open bench-disk bench-handoff bench-tiers bench-pool ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
@@ -82,6 +82,10 @@ bench-handoff: runtimes image build ## what a failure costs: leader, NATS server
 bench-tiers: runtimes image build ## every isolation tier side by side beside its floor, and what a greedy neighbour takes away; into bench/tiers.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/tiers --out bench/tiers.json
+
+bench-pool: runtimes image build ## warm claims beside cold opens in every tier, and the control plane's share of one, into bench/pool.json
+	@mkdir -p bench
+	@CGO_ENABLED=0 go run ./test/bench/pool --out bench/pool.json
 
 hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
 	@set -o pipefail; rows=$$(mktemp); go test -json -p 1 -timeout 25m -count=1 ./test/hostile | tee $$rows | go run ./tools/testreport; rc=$$?; \

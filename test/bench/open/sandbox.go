@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/test/bench/first"
 	"github.com/berth-dev/berth/test/bench/peer"
 	"github.com/berth-dev/berth/tools/berth/upproc"
 	"github.com/berth-dev/berth/tools/residue"
@@ -80,7 +81,7 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *pe
 	var cold, bare, resume []time.Duration
 	for i := range coldRounds + 1 {
 		o := sdk.OpenOptions{Name: fmt.Sprintf("cold%d", i), Template: t.template, Risk: sdk.OwnCode()}
-		first, s, err := openToOutput(ctx, client, o)
+		took, s, err := first.Output(ctx, client, o, "echo", "x")
 		if err != nil {
 			return err
 		}
@@ -91,7 +92,7 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *pe
 		if err := s.Close(ctx); err != nil {
 			return err
 		}
-		again, s, err := openToOutput(ctx, client, o)
+		again, s, err := first.Output(ctx, client, o, "echo", "x")
 		if err != nil {
 			return err
 		}
@@ -102,7 +103,7 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *pe
 			return err
 		}
 		if i > 0 { // the first round warms images and caches of both sides
-			cold, bare, resume = append(cold, first), append(bare, floor), append(resume, again)
+			cold, bare, resume = append(cold, took), append(bare, floor), append(resume, again)
 		}
 	}
 	c, p, r := figures.Quantile(cold, 0.5), figures.Quantile(bare, 0.5), figures.Quantile(resume, 0.5)
@@ -112,37 +113,6 @@ func (b *bench) coldAndResume(ctx context.Context, client *sdk.Client, plain *pe
 		FloorOf: "the cold open of this run"}, figures.None)
 	return nil
 }
-
-// openToOutput opens a session and returns the time until the first byte of
-// `echo` came from it.
-func openToOutput(ctx context.Context, client *sdk.Client, o sdk.OpenOptions) (time.Duration, *sdk.Session, error) {
-	began := time.Now()
-	s, err := client.Open(ctx, o)
-	if err != nil {
-		return 0, nil, err
-	}
-	first := make(chan time.Duration, 1)
-	err = s.Run(ctx, sdk.Cmd{Args: []string{"echo", "x"}, Stdout: writerFunc(func(p []byte) (int, error) {
-		select {
-		case first <- time.Since(began):
-		default:
-		}
-		return len(p), nil
-	})})
-	if err != nil {
-		return 0, nil, err
-	}
-	select {
-	case took := <-first:
-		return took, s, nil
-	default:
-		return 0, nil, fmt.Errorf("echo printed nothing: %w", io.ErrUnexpectedEOF)
-	}
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // execs alternates blocks of our execs and of the peer's, so that both see the
 // same machine.

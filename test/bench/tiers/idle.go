@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/test/bench/first"
 	"github.com/berth-dev/berth/tools/residue"
 )
 
@@ -26,7 +27,7 @@ func (b *bench) idle(ctx context.Context, t tier) error {
 	before := residue.Take()
 	var sessions []*sdk.Session
 	for i := range idlers {
-		_, s, err := b.toOutput(ctx, b.ask(t, fmt.Sprintf("idle-%s-%d", t.name, i)), t.hello())
+		_, s, err := first.Output(ctx, b.client, b.ask(t, fmt.Sprintf("idle-%s-%d", t.name, i)), t.hello()...)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/test/bench/first"
 )
 
 const (
@@ -115,7 +116,7 @@ func (b *bench) call(ctx context.Context, t tier) error {
 	for range 5 {
 		b.opened++
 		began := time.Now()
-		_, s, err := b.toOutput(ctx, b.ask(t, fmt.Sprintf("call%d", b.opened)), argv)
+		_, s, err := first.Output(ctx, b.client, b.ask(t, fmt.Sprintf("call%d", b.opened)), argv...)
 		if err != nil {
 			return err
 		}

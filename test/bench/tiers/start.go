@@ -3,12 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/figures"
+	"github.com/berth-dev/berth/test/bench/first"
 )
 
 const (
@@ -16,35 +16,11 @@ const (
 	atOnce      = 20
 )
 
-// toOutput opens a session and returns the time until the first byte of its first program.
-func (b *bench) toOutput(ctx context.Context, o sdk.OpenOptions, argv []string) (time.Duration, *sdk.Session, error) {
-	began := time.Now()
-	s, err := b.client.Open(ctx, o)
-	if err != nil {
-		return 0, nil, err
-	}
-	var first time.Duration
-	err = s.Run(ctx, sdk.Cmd{Args: argv, Stdout: writerFunc(func(p []byte) (int, error) {
-		if first == 0 {
-			first = time.Since(began)
-		}
-		return len(p), nil
-	})})
-	if err == nil && first == 0 {
-		err = io.ErrUnexpectedEOF
-	}
-	return first, s, err
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
 // start alternates a new session with the floor of the tier. The first open of a tier on a host finds
 // nothing ready (no template of a machine, no compiled module) and is a figure of its own.
 func (b *bench) start(ctx context.Context, t tier) error {
 	o := b.ask(t, "first-"+t.name)
-	first, s, err := b.toOutput(ctx, o, t.hello())
+	earliest, s, err := first.Output(ctx, b.client, o, t.hello()...)
 	if err != nil {
 		return err
 	}
@@ -54,7 +30,7 @@ func (b *bench) start(ctx context.Context, t tier) error {
 	var took, floor []time.Duration
 	for range startRounds {
 		b.opened++
-		one, s, err := b.toOutput(ctx, b.ask(t, fmt.Sprintf("start%d", b.opened)), t.hello())
+		one, s, err := first.Output(ctx, b.client, b.ask(t, fmt.Sprintf("start%d", b.opened)), t.hello()...)
 		if err != nil {
 			return err
 		}
@@ -69,7 +45,7 @@ func (b *bench) start(ctx context.Context, t tier) error {
 		floor = append(floor, plain)
 	}
 	p, f := figures.Quantile(took, 0.5), figures.Quantile(floor, 0.5)
-	b.set.Add(figures.Result{Name: t.name + ", first open on the host to first output", Value: ms(first), Unit: "ms", Floor: f, FloorOf: floorOf(t)}, figures.None)
+	b.set.Add(figures.Result{Name: t.name + ", first open on the host to first output", Value: ms(earliest), Unit: "ms", Floor: f, FloorOf: floorOf(t)}, figures.None)
 	b.set.Add(figures.Result{Name: t.name + ", open of a new session to first output, p50", Value: p, Unit: "ms", Floor: f, FloorOf: floorOf(t)}, figures.None)
 	return nil
 }
@@ -103,8 +79,8 @@ func (b *bench) many(ctx context.Context, t tier) error {
 	var mu sync.Mutex
 	var sessions []*sdk.Session
 	began := time.Now()
-	err := together(atOnce, func(i int) error {
-		d, s, err := b.toOutput(ctx, b.ask(t, fmt.Sprintf("many-%s-%d", t.name, i)), t.hello())
+	err := first.Together(atOnce, func(i int) error {
+		d, s, err := first.Output(ctx, b.client, b.ask(t, fmt.Sprintf("many-%s-%d", t.name, i)), t.hello()...)
 		took[i] = d
 		if s != nil {
 			mu.Lock()
@@ -134,19 +110,4 @@ func (b *bench) many(ctx context.Context, t tier) error {
 	b.set.Add(figures.Result{Name: fmt.Sprintf("%s, %d opens at once, p50", t.name, atOnce), Value: figures.Quantile(took, 0.5), Unit: "ms", Floor: ms(all),
 		FloorOf: "the last of them"}, figures.None)
 	return nil
-}
-
-// together runs n calls at once and returns the first error.
-func together(n int, do func(int) error) error {
-	errs := make(chan error, n)
-	for i := range n {
-		go func() { errs <- do(i) }()
-	}
-	var first error
-	for range n {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
-	}
-	return first
 }
