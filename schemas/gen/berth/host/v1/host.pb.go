@@ -1242,7 +1242,9 @@ type InventoryReply struct {
 	Sandboxes []*SandboxRecord       `protobuf:"bytes,1,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	Disks     []*DiskRecord          `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"`
 	// Parts that belong to no session.
-	Strays        []string `protobuf:"bytes,3,rep,name=strays,proto3" json:"strays,omitempty"`
+	Strays []string `protobuf:"bytes,3,rep,name=strays,proto3" json:"strays,omitempty"`
+	// Sandboxes that nobody has claimed.
+	Warm          []*WarmSandbox `protobuf:"bytes,4,rep,name=warm,proto3" json:"warm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1298,16 +1300,25 @@ func (x *InventoryReply) GetStrays() []string {
 	return nil
 }
 
+func (x *InventoryReply) GetWarm() []*WarmSandbox {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
 // SandboxRecord is live compute.
 type SandboxRecord struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	Tier          v1.Tier                `protobuf:"varint,2,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
-	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
-	Processes     uint32                 `protobuf:"varint,4,opt,name=processes,proto3" json:"processes,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	LastActivity  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_activity,json=lastActivity,proto3" json:"last_activity,omitempty"`
-	Execs         uint32                 `protobuf:"varint,7,opt,name=execs,proto3" json:"execs,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Session      *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Tier         v1.Tier                `protobuf:"varint,2,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
+	Container    string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	Processes    uint32                 `protobuf:"varint,4,opt,name=processes,proto3" json:"processes,omitempty"`
+	MemoryBytes  uint64                 `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	LastActivity *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_activity,json=lastActivity,proto3" json:"last_activity,omitempty"`
+	Execs        uint32                 `protobuf:"varint,7,opt,name=execs,proto3" json:"execs,omitempty"`
+	// It waited for a session before.
+	Claimed       bool `protobuf:"varint,8,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1389,6 +1400,13 @@ func (x *SandboxRecord) GetExecs() uint32 {
 		return x.Execs
 	}
 	return 0
+}
+
+func (x *SandboxRecord) GetClaimed() bool {
+	if x != nil {
+		return x.Claimed
+	}
+	return false
 }
 
 // DiskRecord is one image.
@@ -2406,11 +2424,12 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x04busy\x18\x01 \x01(\bR\x04busy\x129\n" +
 	"\n" +
 	"idle_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tidleSince\"\x12\n" +
-	"\x10InventoryRequest\"\x95\x01\n" +
+	"\x10InventoryRequest\"\xc5\x01\n" +
 	"\x0eInventoryReply\x12:\n" +
 	"\tsandboxes\x18\x01 \x03(\v2\x1c.berth.host.v1.SandboxRecordR\tsandboxes\x12/\n" +
 	"\x05disks\x18\x02 \x03(\v2\x19.berth.host.v1.DiskRecordR\x05disks\x12\x16\n" +
-	"\x06strays\x18\x03 \x03(\tR\x06strays\"\xa3\x02\n" +
+	"\x06strays\x18\x03 \x03(\tR\x06strays\x12.\n" +
+	"\x04warm\x18\x04 \x03(\v2\x1a.berth.host.v1.WarmSandboxR\x04warm\"\xbd\x02\n" +
 	"\rSandboxRecord\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12'\n" +
 	"\x04tier\x18\x02 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12\x1c\n" +
@@ -2418,7 +2437,8 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\tprocesses\x18\x04 \x01(\rR\tprocesses\x12!\n" +
 	"\fmemory_bytes\x18\x05 \x01(\x04R\vmemoryBytes\x12?\n" +
 	"\rlast_activity\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\flastActivity\x12\x14\n" +
-	"\x05execs\x18\a \x01(\rR\x05execs\"\xd5\x01\n" +
+	"\x05execs\x18\a \x01(\rR\x05execs\x12\x18\n" +
+	"\aclaimed\x18\b \x01(\bR\aclaimed\"\xd5\x01\n" +
 	"\n" +
 	"DiskRecord\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x14\n" +
@@ -2593,32 +2613,33 @@ var file_berth_host_v1_host_proto_depIdxs = []int32{
 	35, // 23: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
 	19, // 24: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
 	20, // 25: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
-	32, // 26: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
-	38, // 27: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
-	35, // 28: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
-	32, // 29: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
-	32, // 30: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
-	23, // 31: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
-	35, // 32: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
-	34, // 33: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
-	32, // 34: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
-	26, // 35: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
-	32, // 36: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
-	32, // 37: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	35, // 38: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
-	38, // 39: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
-	40, // 40: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
-	35, // 41: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	41, // 42: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
-	32, // 43: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	35, // 44: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	42, // 45: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	42, // 46: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	9,  // 26: berth.host.v1.InventoryReply.warm:type_name -> berth.host.v1.WarmSandbox
+	32, // 27: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
+	38, // 28: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
+	35, // 29: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
+	32, // 30: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
+	32, // 31: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 32: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
+	35, // 33: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
+	34, // 34: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
+	32, // 35: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 36: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
+	32, // 37: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 38: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	35, // 39: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
+	38, // 40: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
+	40, // 41: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
+	35, // 42: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
+	41, // 43: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
+	32, // 44: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	35, // 45: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	42, // 46: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	42, // 47: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }
