@@ -35,6 +35,7 @@ var (
 	_ driver.Resizer     = (*late)(nil)
 	_ driver.DiskResizer = (*late)(nil)
 	_ driver.Networker   = (*late)(nil)
+	_ driver.Preparer    = (*late)(nil)
 )
 
 // openLate opens a driver beside the path. early is what is known of its tiers without it.
@@ -215,4 +216,35 @@ func (l *late) Netns(ctx context.Context, id ids.SandboxID) (string, error) {
 		return "", err
 	}
 	return d.Netns(ctx, id)
+}
+
+// Prepare implements driver.Preparer.
+func (l *late) Prepare(ctx context.Context, w driver.WarmSpec) (driver.Sandbox, error) {
+	const op = "prepare sandbox"
+	d := l.driver()
+	if d == nil {
+		return driver.Sandbox{}, errs.E(op, errkind.Unimplemented, string(w.ID), l.Capabilities()[w.Tier].Absent)
+	}
+	p, ok := d.(driver.Preparer)
+	if !ok {
+		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "sandboxes of tier %.32q cannot be prepared", w.Tier)
+	}
+	return p.Prepare(ctx, w)
+}
+
+// Fits implements driver.Preparer.
+func (l *late) Fits(w driver.WarmSpec, spec driver.Spec) string {
+	if p, ok := l.driver().(driver.Preparer); ok {
+		return p.Fits(w, spec)
+	}
+	return "its tier has no warm sandboxes here"
+}
+
+// Claim implements driver.Preparer.
+func (l *late) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec) (driver.Sandbox, error) {
+	d, err := can[driver.Preparer](l, "claim sandbox", warm)
+	if err != nil {
+		return driver.Sandbox{}, err
+	}
+	return d.Claim(ctx, warm, spec)
 }

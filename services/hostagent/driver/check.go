@@ -67,6 +67,22 @@ func (s Spec) Check(tiers map[Tier]Capabilities) error {
 	return nil
 }
 
+// Check refuses a warm spec that no driver with these tiers can honour. Its paths are those of every
+// session that it can be claimed for; the disk comes with the claim.
+func (w WarmSpec) Check(tiers map[Tier]Capabilities) error {
+	const op = "prepare sandbox"
+	if !w.ID.IsWarm() {
+		return errs.Errorf(op, errkind.Invalid, "%.64q is no name of a warm sandbox", w.ID)
+	}
+	if c, ok := tiers[w.Tier]; ok && c.Absent == "" && !c.Warm {
+		return errs.Errorf(op, errkind.Unimplemented, "sandboxes of tier %s cannot be prepared", w.Tier)
+	}
+	one := ids.Epoch{Incarnation: 1, Index: 1}
+	s := w.Spec(ids.DeriveSessionKey(nil, "", "", "", ""), ids.Generation(one), one)
+	s.Disk, s.DiskImage = "/", "/"
+	return s.Check(tiers)
+}
+
 // Check refuses limits that no sandbox can run with, or that are no limits.
 func (l Limits) Check() error {
 	switch {

@@ -32,6 +32,8 @@ type box struct {
 	sb      driver.Sandbox
 	dir     string
 	limits  driver.Limits
+	warm    *warm // set while it is nobody's
+	half    bool  // claimed, and its guest was never started
 	in, out *os.File
 	ctx     context.Context // ends with the sandbox
 	cancel  context.CancelFunc
@@ -46,9 +48,8 @@ type box struct {
 	since  time.Time // it works since then; zero while it waits
 }
 
-func newBox(spec driver.Spec) *box {
-	b := &box{done: make(chan struct{}), limits: spec.Limits}
-	b.sb = driver.Sandbox{ID: spec.ID(), Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier}
+func newBox(sb driver.Sandbox, l driver.Limits) *box {
+	b := &box{sb: sb, done: make(chan struct{}), limits: l}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
@@ -123,17 +124,35 @@ func (d *Driver) live(b *box) {
 	stop()
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
+	d.world.ended(b, status)
+}
+
+// ended notes the end of a sandbox; the World is locked.
+func (w *World) ended(b *box, status uint32) {
 	if b.status, b.ended = status, time.Now(); b.killed {
 		b.status = statusKilled
 	}
 	b.cancel()
 	b.close()
 	close(b.done)
-	if d.world.boxes[b.sb.ID] == b {
-		for w := range d.world.watchers {
-			w.add(b)
+	if w.boxes[b.sb.ID] == b {
+		for x := range w.watchers {
+			x.add(b)
 		}
 	}
+}
+
+// state is what the driver shows of it.
+func (b *box) state(d *Driver) driver.State {
+	switch {
+	case b.over():
+		return driver.Exited
+	case b.half, b.warm != nil && b.warm.by != d:
+		return driver.Partial
+	case b.warm != nil:
+		return driver.Waiting
+	}
+	return driver.Running
 }
 
 // pipe is the guest's side of the pipes: it tells when the guest waits, and holds it while it is frozen.

@@ -23,7 +23,7 @@ import (
 type World struct {
 	mu       sync.Mutex
 	boxes    map[ids.SandboxID]*box
-	of       map[ids.SessionKey]ids.SandboxID
+	sessions map[ids.SessionKey]ids.SandboxID
 	watchers map[*watcher]bool
 }
 
@@ -57,6 +57,7 @@ var (
 	_ driver.Snapshotter = (*Driver)(nil)
 	_ driver.Resizer     = (*Driver)(nil)
 	_ driver.DiskResizer = (*Driver)(nil)
+	_ driver.Preparer    = (*Driver)(nil)
 )
 
 // Open opens the driver.
@@ -71,7 +72,7 @@ func Open(cfg Config) (*Driver, error) {
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
 	if d.world.boxes == nil {
-		d.world.boxes, d.world.of = map[ids.SandboxID]*box{}, map[ids.SessionKey]ids.SandboxID{}
+		d.world.boxes, d.world.sessions = map[ids.SandboxID]*box{}, map[ids.SessionKey]ids.SandboxID{}
 		d.world.watchers = map[*watcher]bool{}
 	}
 	if d.guest == nil {
@@ -82,7 +83,7 @@ func Open(cfg Config) (*Driver, error) {
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
-	return map[driver.Tier]driver.Capabilities{driver.Null: {Adopts: true, Holds: true}}
+	return map[driver.Tier]driver.Capabilities{driver.Null: {Adopts: true, Holds: true, Warm: true}}
 }
 
 // Preflight implements driver.Checker.
@@ -102,36 +103,45 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if err := spec.Check(d.Capabilities()); err != nil {
 		return driver.Sandbox{}, err
 	}
-	id := spec.ID()
 	d.world.mu.Lock()
 	defer d.world.mu.Unlock()
-	if b, ok := d.world.boxes[id]; ok {
-		if !b.over() {
+	if b := d.world.of(spec.Session); b != nil {
+		switch {
+		case b.sb.Generation != spec.Generation || b.sb.Epoch != spec.Epoch:
+			return driver.Sandbox{}, d.world.busy(op, b)
+		case b.state(d) == driver.Running:
 			return b.sb, nil
 		}
-		d.world.remove(id)
+		d.world.remove(b.sb.ID)
 	}
-	if other, ok := d.world.of[spec.Session]; ok {
-		return driver.Sandbox{}, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here", d.world.boxes[other].sb.Epoch)
+	b := newBox(driver.Sandbox{ID: spec.ID(), Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier}, spec.Limits)
+	if err := d.make(ctx, op, b); err != nil {
+		return driver.Sandbox{}, err
 	}
-	b := newBox(spec)
+	d.world.sessions[spec.Session] = b.sb.ID
+	if !d.bare {
+		go d.live(b)
+	}
+	return b.sb, nil
+}
+
+// make makes a sandbox without a guest and notes it; the World is locked.
+func (d *Driver) make(ctx context.Context, op string, b *box) error {
+	id := b.sb.ID
 	if !d.bare {
 		b.place(filepath.Join(d.dir, string(id)))
 		times, err := d.run.Run(ctx, d.table(b))
 		if err != nil {
-			return driver.Sandbox{}, errs.E(op, errs.Kind(err), string(id), err)
+			return errs.E(op, errs.Kind(err), string(id), err)
 		}
 		b.sb.Steps = times
 	}
 	if err := ctx.Err(); err != nil {
 		b.end()
-		return driver.Sandbox{}, errs.E(op, errs.Kind(err), string(id), err)
+		return errs.E(op, errs.Kind(err), string(id), err)
 	}
-	d.world.boxes[id], d.world.of[spec.Session] = b, id
-	if !d.bare {
-		go d.live(b)
-	}
-	return b.sb, nil
+	d.world.boxes[id] = b
+	return nil
 }
 
 // table lists the steps of a Create: what an earlier one left half-made is replaced.
@@ -149,8 +159,17 @@ func (w *World) remove(id ids.SandboxID) {
 		return
 	}
 	delete(w.boxes, id)
-	delete(w.of, b.sb.Session)
+	if w.sessions[b.sb.Session] == id {
+		delete(w.sessions, b.sb.Session)
+	}
 	b.end()
+}
+
+// of is the sandbox of a session; the World is locked.
+func (w *World) of(s ids.SessionKey) *box { return w.boxes[w.sessions[s]] }
+
+func (w *World) busy(op string, b *box) error {
+	return errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here", b.sb.Epoch)
 }
 
 // Kill ends the guest of a sandbox as a signal from outside does.
@@ -160,6 +179,9 @@ func (w *World) Kill(id ids.SandboxID) {
 	if b := w.boxes[id]; b != nil {
 		b.killed = true
 		b.cancel()
+		if b.warm != nil && !b.over() { // it has no guest that would end
+			w.ended(b, statusKilled)
+		}
 	}
 }
 
@@ -186,10 +208,7 @@ func (d *Driver) List(context.Context) ([]driver.Found, error) {
 	defer d.world.mu.Unlock()
 	out := make([]driver.Found, 0, len(d.world.boxes))
 	for _, b := range d.world.boxes {
-		f := driver.Found{Sandbox: b.sb, State: driver.Running, Parts: []string{"record"}}
-		if b.over() {
-			f.State = driver.Exited
-		}
+		f := driver.Found{Sandbox: b.sb, State: b.state(d), Parts: []string{"record"}}
 		if b.dir != "" {
 			f.Parts = append(f.Parts, "pipes")
 		}

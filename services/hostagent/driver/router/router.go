@@ -31,7 +31,7 @@ type Driver struct {
 type made struct {
 	by      driver.Driver
 	session ids.SessionKey
-	making  bool   // a Create is under way
+	making  int    // calls that make it and are under way
 	at      uint64 // number of the note
 }
 
@@ -45,6 +45,7 @@ var (
 	_ driver.Resizer     = (*Driver)(nil)
 	_ driver.DiskResizer = (*Driver)(nil)
 	_ driver.Networker   = (*Driver)(nil)
+	_ driver.Preparer    = (*Driver)(nil)
 )
 
 // New joins drivers, which it owns from then on. Invalid if two know the same tier.
@@ -80,14 +81,8 @@ func (r *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if err := r.claim(ctx, d, spec); err != nil {
 		return driver.Sandbox{}, err
 	}
-	sb, err := d.Create(ctx, spec)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if m, ok := r.madeBy[spec.ID()]; ok { // also after an error: the next claim looks whether anything is left
-		m.making = false
-		r.madeBy[spec.ID()] = m
-	}
-	return sb, err
+	defer r.made(spec.ID()) // also after an error: the next claim looks whether anything is left
+	return d.Create(ctx, spec)
 }
 
 func (r *Driver) of(t driver.Tier) driver.Driver {
@@ -131,7 +126,7 @@ func (r *Driver) claim(ctx context.Context, own driver.Driver, spec driver.Spec)
 			}
 		}
 		r.forget(func(_ ids.SandboxID, m made) bool {
-			return m.by == other && m.session == spec.Session && !m.making
+			return m.by == other && m.session == spec.Session && m.making == 0
 		})
 	}
 }
@@ -142,12 +137,23 @@ func (r *Driver) note(id ids.SandboxID, by driver.Driver, s ids.SessionKey) (oth
 	defer r.mu.Unlock()
 	for _, have := range r.madeBy {
 		if have.session == s && have.by != by {
-			return have.by, have.making
+			return have.by, have.making > 0
 		}
 	}
 	r.notes++
-	r.madeBy[id] = made{by: by, session: s, making: true, at: r.notes}
+	r.madeBy[id] = made{by: by, session: s, making: r.madeBy[id].making + 1, at: r.notes}
 	return nil, false
+}
+
+// made notes that a call which made a sandbox is over. A list that began before may not have seen it.
+func (r *Driver) made(id ids.SandboxID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m, ok := r.madeBy[id]; ok {
+		r.notes++
+		m.making, m.at = m.making-1, r.notes
+		r.madeBy[id] = m
+	}
 }
 
 func (r *Driver) has(id ids.SandboxID, s ids.SessionKey) bool {
@@ -207,12 +213,12 @@ func (r *Driver) join(by [][]driver.Found, began uint64) (out []driver.Found) {
 	seen := map[ids.SandboxID]bool{}
 	for i, d := range r.all {
 		for _, f := range by[i] {
-			if f.Session == "" {
+			if !r.told(d, f) {
 				continue
 			}
 			seen[f.ID] = true
 			out = append(out, f)
-			if m, ok := r.madeBy[f.ID]; !ok || !m.making && m.at <= began {
+			if m, ok := r.madeBy[f.ID]; !ok || m.making == 0 && m.at <= began {
 				r.madeBy[f.ID] = made{by: d, session: f.Session, at: m.at}
 			}
 		}
@@ -220,16 +226,21 @@ func (r *Driver) join(by [][]driver.Found, began uint64) (out []driver.Found) {
 	for i, d := range r.all {
 		for _, f := range by[i] {
 			// A part that another driver's sandbox has, or that was told already, is no stray.
-			if has := r.madeBy[f.ID].by; f.Session != "" || seen[f.ID] || has != nil && has != d {
+			if has := r.madeBy[f.ID].by; r.told(d, f) || seen[f.ID] || has != nil && has != d {
 				continue
 			}
 			seen[f.ID] = true
 			out = append(out, f)
 		}
 	}
-	maps.DeleteFunc(r.madeBy, func(id ids.SandboxID, m made) bool { return !seen[id] && !m.making && m.at <= began })
+	maps.DeleteFunc(r.madeBy, func(id ids.SandboxID, m made) bool { return !seen[id] && m.making == 0 && m.at <= began })
 	r.listed = true
 	return out
+}
+
+// told reports whether a driver tells of a sandbox as its own: by the session, or as a warm one.
+func (r *Driver) told(d driver.Driver, f driver.Found) bool {
+	return f.Session != "" || f.State == driver.Waiting || f.ID.IsWarm() && r.of(f.Tier) == d
 }
 
 // Close implements driver.Driver.
