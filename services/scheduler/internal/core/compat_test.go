@@ -14,8 +14,11 @@ import (
 // very state that it wrote as a snapshot, events included.
 func TestLogOfFormat2(t *testing.T) { replayFormat(t, 2) }
 
-// TestLogOfFormat3 does so with those of the version before this one.
+// TestLogOfFormat3 does so with those of the version after it.
 func TestLogOfFormat3(t *testing.T) { replayFormat(t, 3) }
+
+// TestLogOfFormat4 does so with those of the version before this one.
+func TestLogOfFormat4(t *testing.T) { replayFormat(t, 4) }
 
 func replayFormat(t *testing.T, version int) {
 	logs, err := filepath.Glob(fmt.Sprintf("testdata/v%d/*.log", version))
@@ -78,7 +81,8 @@ func FuzzDecodeEntry(f *testing.F) {
 	}
 	for _, l := range []string{`{"v":3,"move":{"session":"s0","host":"host-0"}}`, `{"v":3,"remove_host":{"host":"host-0","lose_unsaved":true}}`,
 		`{"v":3,"host_lost":{"host":"host-0","boot":"boot-0"}}`, `{"v":3,"save":{"session":"a"}}`, `{"v":3,"cleared":{"session":"a"}}`,
-		`{"v":4,"wake_failed":{"session":"s0","vm_written":true}}`} {
+		`{"v":4,"wake_failed":{"session":"s0","vm_written":true}}`,
+		`{"v":5,"place":{"session":"s0","candidates":[{"h":"host-0","rv":"p1","cold":true}]}}`} {
 		f.Add([]byte(l))
 	}
 	base, index := Fill(2, 4)

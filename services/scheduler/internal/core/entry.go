@@ -14,7 +14,7 @@ import (
 // EntryVersion is the newest format of entries that this code reads. An entry
 // is applied by the rules of its own format, so that a log that an older
 // version wrote comes to the state that it had then.
-const EntryVersion = 4
+const EntryVersion = 5
 
 // movesSince is the format since which a saved session may wake on another
 // host, and erased is told once all of them confirmed.
@@ -27,6 +27,10 @@ const handoffSince = 3
 // vmSince is the format since which a session whose disk a virtual machine
 // wrote wakes only in tiers with a kernel of their own.
 const vmSince = 4
+
+// poolSince is the format since which a placement carries what the pool said
+// of it: a reservation, or that the session is to start cold.
+const poolSince = 5
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.

@@ -51,7 +51,7 @@ func (x *tx) returns(r *hostRec) {
 		w.Attempt = 0
 		s.Wake = &w
 		why := r.id.String() + " is back with newer files than the store has"
-		x.assign(s, r.h, tReturn, Plan{Host: r.id, Reason: why, Rows: []PlanRow{{Host: r.id, Ranks: []string{"disk"}}}, More: len(x.s.order) - 1})
+		x.assign(s, r.h, tReturn, Plan{Host: r.id, Reason: why, Rows: []PlanRow{{Host: r.id, Ranks: []string{"disk"}}}, More: len(x.s.order) - 1}, nil)
 		x.put(s)
 	}
 }

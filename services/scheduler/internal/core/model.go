@@ -132,6 +132,10 @@ type Wake struct {
 	// that was told last.
 	Unplaced string `json:"unplaced,omitempty"`
 	Told     string `json:"told,omitempty"`
+	// Reservation is that of a warm sandbox on the host that it is placed on; Cold: it is to start cold
+	// there. They are the pool's word as of the placement.
+	Reservation string `json:"reservation,omitempty"`
+	Cold        bool   `json:"cold,omitempty"`
 	// Terms that apply once it is placed; never nil, never changed.
 	Terms *Terms `json:"terms"`
 }

@@ -6,7 +6,8 @@ import "github.com/berth-dev/berth/schemas/ids"
 func (x *tx) place(s *Session, named []Candidate) {
 	x.raiseWake(s)
 	q := newQuery(x.s, s, s.Wake.Terms, x.v)
-	plan, sort := x.s.plan(&q, x.ordered(s, named))
+	named = x.ordered(s, named)
+	plan, sort := x.s.plan(&q, named)
 	if plan.Host == "" {
 		x.unplaceable(s, plan, sort)
 		return
@@ -15,11 +16,12 @@ func (x *tx) place(s *Session, named []Candidate) {
 	if s.State == Waking {
 		t = tReplaceHost
 	}
-	x.assign(s, x.s.hosts[plan.Host].h, t, plan)
+	x.assign(s, x.s.hosts[plan.Host].h, t, plan, named)
 }
 
-// assign makes a host the owner under a new epoch.
-func (x *tx) assign(s *Session, h *Host, t *Transition, plan Plan) {
+// assign makes a host the owner under a new epoch; named is what the plan was
+// made of.
+func (x *tx) assign(s *Session, h *Host, t *Transition, plan Plan, named []Candidate) {
 	if h.ID != s.Host {
 		x.leave(s)
 	}
@@ -33,6 +35,7 @@ func (x *tx) assign(s *Session, h *Host, t *Transition, plan Plan) {
 	w := *s.Wake
 	w.Attempt++
 	w.Unplaced, w.Told = "", ""
+	w.reserve(named, h.ID, x.v)
 	s.Wake = &w
 	x.emit(s, Placed, func(e *Event) {
 		e.Reason, e.Request = plan.Reason, w.Request
@@ -79,7 +82,7 @@ func (s *Session) dropLeft(h ids.Host) {
 func (x *tx) unplaceable(s *Session, plan Plan, sort string) {
 	told := s.Wake.Unplaced == plan.Reason
 	w := *s.Wake
-	w.Unplaced = plan.Reason
+	w.Unplaced, w.Reservation, w.Cold = plan.Reason, "", false
 	if x.v >= handoffSince {
 		told = w.Told == sort
 		w.Told = sort

@@ -67,6 +67,9 @@ func (s *State) plan(q *query, named []Candidate) (Plan, string) {
 			no = append(no, c.Host.String()+" "+row.Refused)
 		case p.Host == "" && limited == "":
 			p.Host, p.Reason = c.Host, s.reason(q, r, no)
+			if q.v >= poolSince {
+				p.Reason += c.warmth()
+			}
 		}
 	}
 	p.More = max(len(s.order)-len(p.Rows), 0)

@@ -21,8 +21,8 @@ type HostFacts struct {
 	Unhealthy string // why it should get no more sessions now
 	// Images reports whether an image is unpacked there; nil: none is known to be.
 	Images func(ref string) bool
-	// Warm is how many warm sandboxes of a template it has; nil: none.
-	Warm func(template string) uint32
+	// Warm is how many warm sandboxes it has under a name of WarmName; nil: none.
+	Warm func(name string) uint32
 }
 
 // Candidate is a host that the leader proposes for a session.
@@ -32,6 +32,10 @@ type Candidate struct {
 	Ranks []string `json:"r,omitempty"`
 	// Refused is why the leader would not take it; it is listed in the plan only.
 	Refused string `json:"n,omitempty"`
+	// Reservation is the pool's of a warm sandbox there; empty: there is none.
+	Reservation string `json:"rv,omitempty"`
+	// Cold: the pool said that the session is to start cold.
+	Cold bool `json:"cold,omitempty"`
 }
 
 // ranked is a host with what speaks for it; less is better.
@@ -47,6 +51,7 @@ type ranker struct {
 	q     query
 	facts func(ids.Host) HostFacts
 	group *groupUse
+	warm  string // see WarmName
 	draw  uint64
 
 	best    [MaxCandidates]ranked
@@ -61,7 +66,7 @@ type ranker struct {
 // are placed at once spread out.
 func (s *State) Rank(sess *Session, t Terms, facts func(ids.Host) HostFacts) []Candidate {
 	t = sess.Raised(t)
-	k := ranker{s: s, q: newQuery(s, sess, &t, EntryVersion), facts: facts}
+	k := ranker{s: s, q: newQuery(s, sess, &t, EntryVersion), facts: facts, warm: WarmName(&t)}
 	if sess != nil {
 		k.group, k.draw = s.groups[group{sess.Tenant, t.Plan}], fnv(string(sess.Key))
 	}
@@ -100,7 +105,7 @@ func (k *ranker) look(r *hostRec, i uint64) {
 		c.cost |= costImage
 	}
 	if f.Warm != nil {
-		c.warm = f.Warm(k.q.t.Template)
+		c.warm = f.Warm(k.warm)
 	}
 	if c.warm == 0 {
 		c.cost |= costWarm
@@ -191,16 +196,23 @@ func (k *ranker) keep(c ranked) {
 	k.best[i] = c
 }
 
+// Ranks that others look for.
+const (
+	rankDisk  = "disk"
+	rankHeld  = "had the disk"
+	rankImage = "image"
+)
+
 // ranks are what speaks for a host, in words.
 func (k *ranker) ranks(c *ranked) (out []string) {
 	switch k.disk(c.r) {
 	case diskHere:
-		out = append(out, "disk")
+		out = append(out, rankDisk)
 	case diskHeld:
-		out = append(out, "had the disk")
+		out = append(out, rankHeld)
 	}
 	if c.cost&costImage == 0 {
-		out = append(out, "image")
+		out = append(out, rankImage)
 	}
 	if c.warm > 0 {
 		out = append(out, fmt.Sprintf("%d warm", c.warm))

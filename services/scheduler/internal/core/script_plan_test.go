@@ -20,7 +20,7 @@ func (m *stage) plan(what string, a args) string {
 			f.Images = func(string) bool { return true }
 		}
 		if slices.Contains(a.hosts("warm"), h) {
-			f.Warm = func(string) uint32 { return 2 }
+			f.Warm = func(name string) uint32 { return map[string]uint32{"/gvisor": 2}[name] }
 		}
 		return f
 	}

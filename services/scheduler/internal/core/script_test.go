@@ -106,11 +106,18 @@ func (a args) hosts(k string) (out []ids.Host) {
 	return out
 }
 
-// candidates are those of alive, with reasons against some: alive=h1,h2:sick
+// candidates are those of alive, with reasons against some: alive=h1,h2:sick,
+// and with what a pool said: reserved=h2/p1, or cold
 func (a args) candidates() (out []Candidate) {
 	for _, h := range a.hosts("alive") {
 		name, no, _ := strings.Cut(string(h), ":")
 		out = append(out, Candidate{Host: ids.Host(name), Refused: words(no)})
+	}
+	if h, name, ok := strings.Cut(a["reserved"], "/"); ok {
+		out = Reserved(out, ids.Host(h), name)
+	}
+	if a.has("cold") {
+		out = Cold(out)
 	}
 	return out
 }
@@ -447,6 +454,9 @@ func (m *stage) show(k ids.SessionKey) string {
 	}
 	if s.Wake != nil {
 		fmt.Fprintf(&b, " wake-wanted (try %d)", s.Wake.Attempt)
+		if s.Wake.Reservation != "" || s.Wake.Cold {
+			fmt.Fprintf(&b, " reservation %q cold %v", s.Wake.Reservation, s.Wake.Cold)
+		}
 	}
 	for _, c := range Next(s) {
 		fmt.Fprintf(&b, " -> %s", c.Kind)
