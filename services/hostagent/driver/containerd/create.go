@@ -55,6 +55,8 @@ type making struct {
 	linked bool
 	// machine: tier kata.
 	machine *machine
+	// warm: it is prepared and nobody's yet.
+	warm warmTier
 }
 
 // Create implements driver.Driver.
@@ -65,6 +67,9 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	}
 	if most := mostFiles(); spec.Limits.OpenFiles > most { // a smaller one would not be what was promised
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "a process may have %d files open on this host, not %d", most, spec.Limits.OpenFiles)
+	}
+	if sb, err := d.claimed(ctx, spec); err != nil || sb.ID != "" {
+		return sb, err
 	}
 	id := spec.ID()
 	defer d.lock(id)()
@@ -110,7 +115,7 @@ func (d *Driver) running(ctx context.Context, id ids.SandboxID) (driver.Sandbox,
 	if err != nil {
 		return driver.Sandbox{}, err
 	}
-	if state != driver.Running {
+	if d.shown(id, rec, state) != driver.Running {
 		return driver.Sandbox{}, d.remove(ctx, id)
 	}
 	sb := d.sandbox(id, rec)
@@ -119,10 +124,14 @@ func (d *Driver) running(ctx context.Context, id ids.SandboxID) (driver.Sandbox,
 }
 
 func (d *Driver) sandbox(id ids.SandboxID, r record) driver.Sandbox {
-	return driver.Sandbox{
+	sb := driver.Sandbox{
 		ID: id, Session: r.Session, Generation: r.Generation, Epoch: r.Epoch, Tier: r.Tier,
 		Channel: d.channel(id), Cgroup: d.cgroupOf(id),
 	}
+	if tier, ok := warmTiers[r.Tier]; ok && r.Bound {
+		sb.Enter = tier.enter()
+	}
+	return sb
 }
 
 // table lists the steps of a Create. The undo of all of them is that of the first: what removes a
@@ -181,6 +190,9 @@ func (m *making) mountRoot(ctx context.Context) error {
 			return err
 		}
 	}
+	if m.warm != nil {
+		return m.warm.root(m)
+	}
 	if m.spec.Tier == driver.Container {
 		return m.space.Mount(ctx, m.spec.Image.Lower, m.spec.Disk, point)
 	}
@@ -188,8 +200,8 @@ func (m *making) mountRoot(ctx context.Context) error {
 }
 
 func (m *making) begin(context.Context) (err error) {
-	if m.d.cgroup.IO() && m.rec.Tier != driver.Kata {
-		if m.rec.Device, err = cgroup.Device(m.spec.Disk); err != nil {
+	if m.warm == nil {
+		if m.rec.Device, err = m.d.deviceOf(m.spec); err != nil {
 			return err
 		}
 		m.d.remember(m.id, m.rec)
@@ -198,6 +210,14 @@ func (m *making) begin(context.Context) (err error) {
 		return err
 	}
 	return m.placeGuest()
+}
+
+// deviceOf is the block device of a session's disk, where its rate can be limited.
+func (d *Driver) deviceOf(spec driver.Spec) (string, error) {
+	if !d.cgroup.IO() || spec.Tier == driver.Kata {
+		return "", nil
+	}
+	return cgroup.Device(spec.Disk)
 }
 
 // placeGuest links the guest agent's binary into the run folder; on another file system it makes an

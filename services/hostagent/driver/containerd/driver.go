@@ -83,7 +83,7 @@ const (
 	binShimRunsc  = "containerd-shim-berthrunsc-v1"
 )
 
-// Driver implements driver.Driver, Watcher, Meter, Freezer, Checker, Resizer and Networker.
+// Driver implements driver.Driver, Preparer, Watcher, Meter, Freezer, Checker, Resizer and Networker.
 type Driver struct {
 	cfg    Config
 	log    *slog.Logger
@@ -98,6 +98,7 @@ type Driver struct {
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
 	ran   map[ids.SandboxID]int // seen running, with this first process
+	warm  map[ids.SandboxID]*warmed
 	slots idrange.Claims
 }
 
@@ -108,6 +109,7 @@ var (
 	_ driver.Freezer = (*Driver)(nil)
 	_ driver.Checker = (*Driver)(nil)
 
+	_ driver.Preparer  = (*Driver)(nil)
 	_ driver.Resizer   = (*Driver)(nil)
 	_ driver.Networker = (*Driver)(nil)
 )
@@ -129,6 +131,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree, absent: absent,
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ran: map[ids.SandboxID]int{},
+		warm:  map[ids.SandboxID]*warmed{},
 		slots: idrange.Claims{Dir: cfg.IDs, Owner: cfg.Cgroup, Count: cfg.IDRanges},
 	}
 	if d.log == nil {
@@ -225,6 +228,7 @@ func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 			Native: true, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true, OpenFiles: true, Adopts: true, Holds: true,
 			DiskIO: d.cgroup.IO(), UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
 		}
+		_, c.Warm = warmTiers[t]
 		if t == driver.Kata {
 			c.OwnKernel, c.RawDisk, c.Accel = true, true, "kvm"
 		}
@@ -249,6 +253,10 @@ func (d *Driver) Close() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, w := range d.warm { // the next driver removes them
+		w.close()
+	}
+	clear(d.warm)
 	if len(d.known) > 0 {
 		return nil
 	}
@@ -278,8 +286,13 @@ func (d *Driver) roots() string                  { return filepath.Join(d.cfg.Ru
 
 // room is the folder around a sandbox's root, which only its own first process may pass: users of
 // the host must not read what a session left open to all of its own.
-func (d *Driver) room(id ids.SandboxID) string     { return filepath.Join(d.roots(), string(id)) }
-func (d *Driver) root(id ids.SandboxID) string     { return filepath.Join(d.room(id), "root") }
+func (d *Driver) room(id ids.SandboxID) string { return filepath.Join(d.roots(), string(id)) }
+func (d *Driver) root(id ids.SandboxID) string { return filepath.Join(d.room(id), "root") }
+
+// slot is a folder that a warm sandbox sees, slotRoot one in it where its root appears when it is claimed.
+func (d *Driver) slot(id ids.SandboxID) string     { return filepath.Join(d.room(id), "slot") }
+func (d *Driver) slotRoot(id ids.SandboxID) string { return filepath.Join(d.slot(id), "root") }
+
 func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
 func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
 func (d *Driver) runscConfig() string              { return filepath.Join(d.cfg.State, "runsc", "config.toml") }

@@ -15,8 +15,19 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
-// List implements driver.Driver: it looks in every place where a part of a sandbox can be.
+// List implements driver.Driver.
 func (d *Driver) List(ctx context.Context) ([]driver.Found, error) {
+	found, err := d.find(ctx)
+	for i, f := range found {
+		if r, err := readRecord(d.folder(f.ID)); err == nil {
+			found[i].State = d.shown(f.ID, r, f.State)
+		}
+	}
+	return found, err
+}
+
+// find looks in every place where a part of a sandbox can be. The states are those of the first processes.
+func (d *Driver) find(ctx context.Context) ([]driver.Found, error) {
 	const op = "list sandboxes"
 	parts := map[ids.SandboxID][]string{}
 	tasks, err := d.fromContainerd(ctx, parts)

@@ -31,6 +31,9 @@ type record struct {
 	OpenFiles uint64 `json:"open_files,omitempty"`
 	// Device of the session's disk, "major:minor", where its rate can be limited.
 	Device string `json:"device,omitempty"`
+	// Bound: a sandbox that was prepared has all that its session asks for. One that has a session and is
+	// not bound is half-claimed; it never becomes warm again.
+	Bound bool `json:"bound,omitempty"`
 }
 
 func readRecord(dir string) (record, error) {
@@ -41,6 +44,9 @@ func readRecord(dir string) (record, error) {
 	}
 	if err := json.Unmarshal(b, &r); err != nil {
 		return r, err
+	}
+	if ids.SandboxID(filepath.Base(dir)).IsWarm() { // the name follows from nothing
+		return r, nil
 	}
 	if id := driver.ID(r.Session, r.Generation, r.Epoch); string(id) != filepath.Base(dir) {
 		return r, fmt.Errorf("the record in %s is that of %s", filepath.Base(dir), id)

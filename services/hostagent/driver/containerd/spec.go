@@ -65,6 +65,9 @@ func (m *making) ociSpec() *specs.Spec {
 		},
 	}
 	s.Linux.Seccomp = m.filter(s)
+	if m.warm != nil {
+		m.warm.shape(m, s)
+	}
 	return s
 }
 
@@ -105,7 +108,7 @@ func (m *making) process() *specs.Process {
 		Args: args, Cwd: "/", Env: environment(m.spec), NoNewPrivileges: true,
 		Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 		Rlimits: []specs.POSIXRlimit{
-			{Type: "RLIMIT_NOFILE", Soft: m.files(), Hard: m.files()},
+			{Type: "RLIMIT_NOFILE", Soft: files(m.spec.Limits), Hard: files(m.spec.Limits)},
 			{Type: "RLIMIT_CORE"},
 		},
 	}
@@ -117,8 +120,8 @@ func environment(spec driver.Spec) []string {
 }
 
 // files is how many files a process may have open.
-func (m *making) files() uint64 {
-	if n := m.spec.Limits.OpenFiles; n > 0 {
+func files(l driver.Limits) uint64 {
+	if n := l.OpenFiles; n > 0 {
 		return n
 	}
 	return min(mostFiles(), maxFiles)
@@ -150,7 +153,7 @@ func (m *making) mounts() []specs.Mount {
 		return specs.Mount{Destination: to, Type: "tmpfs", Source: "tmpfs",
 			Options: append([]string{"nosuid", "mode=" + mode, fmt.Sprintf("size=%d", bytes)}, more...)}
 	}
-	tmp := max(m.spec.Limits.MemoryBytes/tmpDivisor, minTmp)
+	tmp := tmpSize(m.spec.Limits)
 	out := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		tmpfs("/dev", "755", 64<<10, "strictatime"),
@@ -168,6 +171,9 @@ func (m *making) mounts() []specs.Mount {
 	}
 	return out
 }
+
+// tmpSize is how much /tmp may hold.
+func tmpSize(l driver.Limits) uint64 { return max(l.MemoryBytes/tmpDivisor, minTmp) }
 
 // deviceRules deny everything but what /dev of a container holds.
 func deviceRules() []specs.LinuxDeviceCgroup {

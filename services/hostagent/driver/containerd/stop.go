@@ -41,6 +41,7 @@ func (d *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
 // remove takes away all that exists of a sandbox, in the order that lets each part go: processes,
 // containerd's records, the root, the cgroup, the folder with the record last.
 func (d *Driver) remove(ctx context.Context, id ids.SandboxID) error {
+	d.letGo(id)
 	names := d.names(id)
 	for _, name := range names {
 		if err := d.removeTask(ctx, id, name); err != nil {
@@ -60,7 +61,7 @@ func (d *Driver) remove(ctx context.Context, id ids.SandboxID) error {
 	}()
 	err := d.cgroup.Remove(ctx, d.cgroupOf(id))
 	if err == nil {
-		err = errors.Join(d.removeVolume(id), d.unmountRoot(ctx, id))
+		err = errors.Join(d.removeVolume(id), d.clearRoom(ctx, id))
 	}
 	if cerr := <-gone; cerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove container: %w", cerr))
@@ -145,13 +146,26 @@ func wait(ctx context.Context, d *Driver, name string) error {
 	return err
 }
 
-func (d *Driver) unmountRoot(ctx context.Context, id ids.SandboxID) error {
+// clearRoom unmounts and removes what can be in a sandbox's room, in the order in which it can go.
+func (d *Driver) clearRoom(ctx context.Context, id ids.SandboxID) error {
+	for _, point := range []string{d.slotRoot(id), d.slot(id), d.root(id)} {
+		if err := unmount(ctx, point); err != nil {
+			return err
+		}
+	}
+	return removeEmpty(d.room(id))
+}
+
+func unmount(ctx context.Context, point string) error {
 	deadline := time.Now().Add(unmountTime)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := unix.Unmount(d.root(id), unix.UMOUNT_NOFOLLOW)
-		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			mounts.Reclaim(d.root(id)) // a copy anywhere would keep the session's disk busy
-			return errors.Join(removeEmpty(d.root(id)), removeEmpty(d.room(id)))
+		err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err == nil || errors.Is(err, unix.EINVAL) {
+			mounts.Reclaim(point) // a copy anywhere would keep the session's disk busy
+			return removeEmpty(point)
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {
 			return fmt.Errorf("unmount root: %w", err)

@@ -108,7 +108,7 @@ func (w *watcher) events(ctx context.Context, events <-chan *types.Envelope, bro
 
 // look tells of the sandboxes that ended and of which no event told, or that vanished.
 func (w *watcher) look(ctx context.Context) error {
-	found, err := w.d.List(ctx)
+	found, err := w.d.find(ctx)
 	if err != nil {
 		return err
 	}
