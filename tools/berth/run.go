@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/pool"
 	"github.com/berth-dev/berth/services/scheduler"
 	"github.com/berth-dev/berth/tools/berth/cluster"
 )
@@ -20,7 +21,7 @@ import (
 // runCmd is one member of a cluster on this machine: what services/*/cmd run in a fleet, in this
 // program. berth up starts it.
 type runCmd struct {
-	Service  string `arg:"" enum:"nats,scheduler,hostagent,identity,lifecycle,credentials,devissuer"`
+	Service  string `arg:"" enum:"nats,scheduler,hostagent,identity,lifecycle,credentials,pool,devissuer"`
 	Name     string `help:"Name of this member in logs and traces."`
 	Config   string `help:"Configuration file (YAML)." type:"path"`
 	Login    string `help:"Bus login file." type:"path"`
@@ -66,4 +67,5 @@ var programs = map[string]func() svcmain.Program{
 	"credentials": credentials.Program,
 	"lifecycle":   lifecycle.Program,
 	"identity":    identity.Program,
+	"pool":        pool.Program,
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent"
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/pool"
 	"github.com/berth-dev/berth/services/scheduler"
 	"github.com/berth-dev/berth/tools/berth/cluster/control"
 	"github.com/berth-dev/berth/tools/berth/stack"
@@ -80,6 +81,7 @@ func TestConfigurationsComeBackAsTheyWere(t *testing.T) {
 	cfg.Scheduler.Peers = []scheduler.Peer{{ID: "scheduler-1", Addr: "10.77.1.21:7222"}}
 	cfg.Scheduler.Dir, cfg.Credentials.KeyDir, cfg.Identity.KeyDir = "/a", "/b", "/c"
 	cfg.Identity.Issuers = []identity.Issuer{{Issuer: "http://127.0.0.1:1/acme", Audience: "berth", Tenant: "acme", Plan: "default"}}
+	cfg.Pool.Templates = map[string]pool.Template{"default": {Image: "default", Tier: "gvisor", Limits: pool.Limits{CPUMillis: 1, MemoryBytes: 1 << 40}}}
 	node := BusNode{Dir: "/d", Store: "/e", Name: "nats-1", Host: "10.77.1.11", Port: 4222, URL: "a,b", Callers: []string{"host-host-1"},
 		Replicas: 3, StoreBytes: 1 << 40, Routes: []string{"x:1"}, RoutePort: 6222, TLSCert: "c", TLSKey: "k", TLSCA: "a"}
 	for name, c := range map[string]struct{ wrote, read any }{
@@ -87,6 +89,7 @@ func TestConfigurationsComeBackAsTheyWere(t *testing.T) {
 		"scheduler":   {&cfg.Scheduler, &scheduler.Config{}},
 		"lifecycle":   {&cfg.Lifecycle, &lifecycle.Config{}},
 		"credentials": {&cfg.Credentials, &credentials.Config{}},
+		"pool":        {&cfg.Pool, &pool.Config{}},
 		"identity":    {&cfg.Identity, &identity.Config{}},
 		"nats":        {&node, &BusNode{}},
 	} {

@@ -1,6 +1,6 @@
 // Package cluster is Berth as a fleet would have it, on one machine: every NATS server, scheduler and
 // host is a process in a network namespace of its own, joined by package wire's switch in this
-// process, the supervisor; identity, lifecycle, credentials and the development issuer are processes
+// process, the supervisor; identity, lifecycle, credentials, pool and the development issuer are processes
 // beside it. It guarantees that members die with the supervisor, also by kill -9, and that what they
 // leave is found and taken over by the next start on the same state folder; that a member which dies
 // is started again; that an orderly stop leaves no sandbox; and that nothing has to be cleaned up but

@@ -276,7 +276,7 @@ func (p *planner) storeBytes() (int64, error) {
 	return max(least/step, 1) * step, nil
 }
 
-// besides are the members in the machine's own namespace. Of each there is one.
+// besides are the members in the machine's own namespace. Of each there is one, but for pool.
 func (p *planner) besides() (out []*member, err error) {
 	tenants, err := p.cfg.Stack.DevIssuers()
 	if err != nil {
@@ -298,8 +298,20 @@ func (p *planner) besides() (out []*member, err error) {
 		}
 		out = append(out, m)
 	}
+	for i := range p.pools() {
+		name := nth("pool", i+1)
+		m, err := p.member(name, "pool", p.net.root, p.net.at(1).Addr(), p.cfg.Stack.Pool, subjects.Service("pool"))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
 	return out, nil
 }
+
+// pools is how many there are of pool: where schedulers can be lost, one stands by. More would not
+// outlive more, because the store on the bus says who leads, not a majority of them.
+func (p *planner) pools() int { return min(p.cfg.Schedulers, 2) }
 
 // issuer is where the development issuer listens; it chooses the address if it has none.
 func (p *planner) issuer() (string, error) {

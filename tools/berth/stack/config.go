@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
 	"github.com/berth-dev/berth/services/lifecycle/tierpolicy"
+	"github.com/berth-dev/berth/services/pool"
 	"github.com/berth-dev/berth/services/scheduler"
 )
 
@@ -41,12 +42,16 @@ type Config struct {
 	// LeaveRunning keeps active sessions as they are when this process is asked to
 	// stop, frozen once the host's lease ends; otherwise they are put to sleep first.
 	LeaveRunning bool `yaml:"leave_running"`
+	// Pools is a file of pools of warm sandboxes that are declared at each start; empty: none, and what
+	// berth pool apply declared stays.
+	Pools string `yaml:"pools"`
 
 	Telemetry   obs.Config         `yaml:"telemetry"`
 	Identity    identity.Config    `yaml:"identity"`
 	Lifecycle   lifecycle.Config   `yaml:"lifecycle"`
 	Scheduler   scheduler.Config   `yaml:"scheduler"`
 	Credentials credentials.Config `yaml:"credentials"`
+	Pool        pool.Config        `yaml:"pool"`
 	Host        hostagent.Config   `yaml:"host"`
 }
 
@@ -61,7 +66,7 @@ func NewConfig() Config {
 		Tenants: []string{"acme", "globex"}, Frontends: []string{"web", "cli"},
 		Telemetry: obs.Config{KeepSpans: 0, Prometheus: true},
 		Identity:  identity.NewConfig(), Lifecycle: lifecycle.NewConfig(), Scheduler: scheduler.NewConfig(""),
-		Credentials: credentials.NewConfig(), Host: host,
+		Credentials: credentials.NewConfig(), Pool: pool.NewConfig(), Host: host,
 	}
 }
 
@@ -129,6 +134,9 @@ func (c *Config) Complete() error {
 		c.Host.Tiers = slices.Clone(Tiers)
 	}
 	c.prepare()
+	if err := c.pools(); err != nil {
+		return err
+	}
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
 			if !slices.Contains(c.Host.Disk.Sizes, t.Limits.DiskBytes) {
@@ -161,6 +169,25 @@ func (c *Config) prepare() {
 				CPUMillis: t.Limits.CPUMillis, MemoryBytes: t.Limits.MemoryBytes, PIDs: t.Limits.Pids})
 		}
 	}
+}
+
+// pools gives the pool service lifecycle's templates, so that what waits is what a session asks for.
+func (c *Config) pools() error {
+	if c.Pools != "" {
+		path, err := filepath.Abs(c.Pools)
+		if err != nil {
+			return fmt.Errorf("the file of pools %q cannot be used: %w", c.Pools, err)
+		}
+		c.Pools, c.Pool.Pools = path, path
+	}
+	c.Pool.Templates = map[string]pool.Template{}
+	for name, t := range c.Lifecycle.Policy.Templates {
+		c.Pool.Templates[name] = pool.Template{Image: t.Image, Tier: t.Tier, Limits: pool.Limits(t.Limits)}
+	}
+	if err := c.Pool.Validate(); err != nil {
+		return fmt.Errorf("pool: %w", err)
+	}
+	return nil
 }
 
 // Keys is where services and the development issuer keep their secrets.

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/lifecycle"
+	"github.com/berth-dev/berth/services/pool"
 	"github.com/berth-dev/berth/services/scheduler"
 )
 
@@ -160,7 +161,7 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 	}
 	conns := map[string]*bus.Conn{}
 	for _, c := range []subjects.Caller{subjects.Service("credentials"), subjects.Service("scheduler"),
-		subjects.Service("lifecycle"), subjects.Service("identity"), subjects.Host(host)} {
+		subjects.Service("pool"), subjects.Service("lifecycle"), subjects.Service("identity"), subjects.Host(host)} {
 		k, err := conn(c)
 		if err != nil {
 			return nil, err
@@ -179,6 +180,11 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 		}),
 		svc.Func("credentials", func(ctx context.Context, ready func()) error {
 			return credentials.Run(ctx, cfg.Credentials, conns["svc-credentials"], logger("credentials"), ready)
+		}),
+		svc.Func("pool", func(ctx context.Context, ready func()) error {
+			cfg := cfg.Pool
+			cfg.Alone = true // by the lock of the state folder
+			return pool.Run(ctx, cfg, conns["svc-pool"], logger("pool"), ready)
 		}),
 		svc.Func("lifecycle", func(ctx context.Context, ready func()) error {
 			return lifecycle.Run(ctx, cfg.Lifecycle, conns["svc-lifecycle"], logger("lifecycle"), ready)

@@ -22,7 +22,7 @@ import (
 // Socket is where the supervisor of a state folder listens.
 func Socket(dir string) string { return filepath.Join(dir, "links.sock") }
 
-// Root is the port of the machine's own namespace: clients, identity, lifecycle and credentials.
+// Root is the port of the machine's own namespace: clients, identity, lifecycle, credentials and pool.
 const Root = "root"
 
 // States of a member.
