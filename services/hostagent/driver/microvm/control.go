@@ -60,8 +60,9 @@ type control struct {
 	quit  context.Context // ends with close
 	end   context.CancelFunc
 
-	mu   sync.Mutex
-	wait map[string]chan vmwire.Message // by nonce or id
+	mu      sync.Mutex
+	version int                            // that the guest speaks; 0 until it has answered
+	wait    map[string]chan vmwire.Message // by nonce or id
 }
 
 // dialControl connects to the port. event is called for each event, in order.
@@ -188,6 +189,27 @@ func (c *control) hello(ctx context.Context) (vmwire.Ready, error) {
 		default:
 		}
 	}
+}
+
+// meet returns the version that this side and the guest speak; over one connection it is asked for once.
+func (c *control) meet(ctx context.Context) (int, error) {
+	c.mu.Lock()
+	version := c.version
+	c.mu.Unlock()
+	if version > 0 {
+		return version, nil
+	}
+	ready, err := c.hello(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if version, err = vmwire.Negotiate(ready.Min, ready.Max); err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version = version
+	return version, nil
 }
 
 const helloEvery = 2 * time.Second

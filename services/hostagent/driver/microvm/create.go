@@ -26,10 +26,12 @@ type making struct {
 	rec       record
 	shape     shape
 	diskBytes uint64
+	warm      bool      // it is prepared, and nobody's
 	tpl       *template // nil: the machine boots
 	said      *os.File
 	state     *os.File // the template's, for this clone
 	restored  bool
+	given     bool // QEMU has the session's disk
 }
 
 // Create implements driver.Driver.
@@ -39,28 +41,44 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		return driver.Sandbox{}, err
 	}
 	id := spec.ID()
-	defer d.lock(id)()
-	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
-		return sb, fail(op, id, err)
+	for {
+		at := d.claimed(spec)
+		unlock := d.lock(at)
+		sb, err := d.running(ctx, at)
+		if at == id || err != nil || sb.ID != "" {
+			defer unlock()
+			if err != nil || sb.ID != "" {
+				return sb, fail(op, id, err)
+			}
+			break
+		}
+		unlock() // it was claimed, and is gone: what is made now has the session's own name
 	}
 	m := &making{d: d, spec: spec, id: id}
 	if err := m.look(); err != nil {
 		return driver.Sandbox{}, errs.E(op, errkind.Invalid, string(id), err)
 	}
 	var err error
-	if m.rec, err = d.claim(spec); err != nil {
+	if m.rec, err = d.note(op, id, recordOf(spec)); err != nil {
 		return driver.Sandbox{}, err
 	}
-	times, err := d.run.Run(ctx, m.table())
+	sb, err := m.run(ctx, m.table())
+	return sb, fail(op, id, err)
+}
+
+// run does the steps. After an error nothing of the sandbox is left, or it is without a keeper.
+func (m *making) run(ctx context.Context, t steps.Table) (driver.Sandbox, error) {
+	d := m.d
+	times, err := d.run.Run(ctx, t)
 	m.closeState()
 	if err = m.explain(err); err != nil {
-		d.hold(id, nil) // what is left goes on without us
-		if len(d.parts(id)) == 0 {
-			d.forget(id)
+		d.hold(m.id, nil) // what is left goes on without us
+		if len(d.parts(m.id)) == 0 {
+			d.forget(m.id)
 		}
-		return driver.Sandbox{}, fail(op, id, err)
+		return driver.Sandbox{}, err
 	}
-	sb := d.sandbox(id, m.rec)
+	sb := d.sandbox(m.id, m.rec)
 	sb.Steps = times
 	return sb, nil
 }
@@ -129,17 +147,20 @@ func (d *Driver) sandbox(id ids.SandboxID, r record) driver.Sandbox {
 // table lists the steps of a Create. The undo of all of them is that of the first: what removes a
 // sandbox removes a part of one.
 func (m *making) table() steps.Table {
-	first := steps.Step{
-		Name: "sandbox.record", Do: func(context.Context) error { return m.save() },
-		Undo: func(ctx context.Context) error { return m.d.remove(ctx, m.id) },
-	}
 	return steps.Table{
-		{first},
+		{m.first("sandbox.record")},
 		{{Name: "sandbox.cgroup", Do: m.makeCgroup}, {Name: "sandbox.template", Do: m.template}},
 		{{Name: "sandbox.machine", Do: m.start}},
 		{{Name: "sandbox.restore", Do: m.restore}},
 		{{Name: "sandbox.personalise", Do: m.personalise}},
 		{{Name: "sandbox.ready", Do: m.ready}},
+	}
+}
+
+func (m *making) first(name string) steps.Step {
+	return steps.Step{
+		Name: name, Do: func(context.Context) error { return m.save() },
+		Undo: func(ctx context.Context) error { return m.d.remove(ctx, m.id) },
 	}
 }
 
@@ -230,11 +251,17 @@ func (m *making) fill(b *build, listeners map[string]*os.File) error {
 	if err != nil {
 		return fmt.Errorf("root image: %w", err)
 	}
-	disk, err := b.open(m.spec.DiskImage, unix.O_RDWR)
-	if err != nil {
-		return fmt.Errorf("disk image: %w", err)
+	if m.warm {
+		if err := b.warmDisks(root, m.d.blank); err != nil {
+			return err
+		}
+	} else {
+		disk, err := b.open(m.spec.DiskImage, unix.O_RDWR)
+		if err != nil {
+			return fmt.Errorf("disk image: %w", err)
+		}
+		b.disks(root, disk, m.spec.Limits)
 	}
-	b.disks(root, disk, m.spec.Limits)
 	b.network()
 	return nil
 }
@@ -254,8 +281,10 @@ func (m *making) restore(ctx context.Context) error {
 	if err := v.migrated(ctx); err != nil {
 		return err
 	}
-	if err := v.resize(ctx, m.diskBytes); err != nil {
-		return err
+	if m.diskBytes != placeholderBytes { // which is what the template had
+		if err := v.resize(ctx, m.diskBytes); err != nil {
+			return err
+		}
 	}
 	if err := v.call(ctx, "cont", nil, nil); err != nil {
 		return err

@@ -93,6 +93,8 @@ type Driver struct {
 	accel     accel
 	templates *templates
 	files     *folders
+	blank     *os.File // what the disk of a machine that is nobody's holds; nil: nothing
+	maker     string   // tells what this very process prepared from what an earlier one did
 
 	mu       sync.Mutex
 	locks    map[ids.SandboxID]*sync.Mutex
@@ -112,6 +114,7 @@ var (
 	_ driver.Resizer     = (*Driver)(nil)
 	_ driver.DiskResizer = (*Driver)(nil)
 	_ driver.Networker   = (*Driver)(nil)
+	_ driver.Preparer    = (*Driver)(nil)
 )
 
 // Open takes over what an earlier driver left running, and finds out by booting a machine how this
@@ -129,7 +132,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 		return nil, errs.E(op, errkind.Invalid, "", err)
 	}
 	d := &Driver{
-		cfg: cfg, log: cfg.Log, cgroup: tree,
+		cfg: cfg, log: cfg.Log, cgroup: tree, maker: newID(),
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, vms: map[ids.SandboxID]*vm{},
 		watchers: map[*watcher]bool{},
 		users:    users{dir: cfg.UserDir, owner: cfg.Cgroup, first: cfg.FirstUser, count: cfg.Users},
@@ -193,7 +196,7 @@ func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 		Absent: d.accel.Absent, Accel: d.accel.Name,
 		Native: true, Isolated: true, OwnKernel: true, Disk: true, RawDisk: true,
 		Memory: true, PIDs: true, CPU: true, DiskIO: true, OpenFiles: true, Adopts: true, Holds: true,
-		Clones: !d.cfg.NoTemplates,
+		Clones: !d.cfg.NoTemplates, Warm: true,
 	}
 	if d.accel.Why != "" {
 		c.Missing = append(c.Missing, "KVM ("+d.accel.Why+")")
@@ -256,32 +259,40 @@ func (d *Driver) lock(id ids.SandboxID) func() {
 	return m.Unlock
 }
 
-// claim notes a sandbox that is about to be made, with a user of its own. Busy if its session has
+// note notes a sandbox that is about to be made, with a user of its own. Busy if its session has
 // another one.
-func (d *Driver) claim(spec driver.Spec) (record, error) {
-	const op = "create sandbox"
-	id := spec.ID()
+func (d *Driver) note(op string, id ids.SandboxID, r record) (record, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r, ok := d.known[id]; ok {
 		return r, nil
 	}
-	for other, r := range d.known {
-		if r.Session == spec.Session {
-			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
-		}
-		if r.DiskImage == spec.DiskImage {
-			return r, errs.Errorf(op, errkind.Busy, "the disk is in use by %s", other)
-		}
+	if err := d.busy(op, r); err != nil {
+		return r, err
 	}
 	user, err := d.users.take()
 	if err != nil {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
-	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, User: user,
-		DiskImage: spec.DiskImage, RunDir: spec.RunDir, Limits: spec.Limits}
+	r.User = user
 	d.known[id] = r
 	return r, nil
+}
+
+// busy says whether something else here is of the record's session or has its disk. The caller holds mu.
+func (d *Driver) busy(op string, want record) error {
+	if want.Session == "" {
+		return nil // nobody's
+	}
+	for other, r := range d.known {
+		if r.Session == want.Session {
+			return errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
+		}
+		if r.DiskImage == want.DiskImage {
+			return errs.Errorf(op, errkind.Busy, "the disk is in use by %s", other)
+		}
+	}
+	return nil
 }
 
 func (d *Driver) forget(id ids.SandboxID) {

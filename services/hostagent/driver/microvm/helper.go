@@ -46,7 +46,7 @@ const bootTries = 3
 // says nothing in its part of BootTime is given up for another. After an error nothing is left.
 func (d *Driver) boot(ctx context.Context, prefix string, s shape, memory *os.File) (h *helper, err error) {
 	for range bootTries {
-		if h, err = d.bootOnce(ctx, prefix, s, memory); err == nil || ctx.Err() != nil || !(errors.Is(err, errNoAnswer) || errors.Is(err, context.DeadlineExceeded)) {
+		if h, err = d.bootOnce(ctx, prefix, s, memory); err == nil || ctx.Err() != nil || !silent(err) {
 			return h, err
 		}
 		if err := blank(memory); err != nil {
@@ -54,6 +54,11 @@ func (d *Driver) boot(ctx context.Context, prefix string, s shape, memory *os.Fi
 		}
 	}
 	return h, err
+}
+
+// silent reports that a machine said nothing in its time.
+func silent(err error) bool {
+	return errors.Is(err, errNoAnswer) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // blank makes memory that a machine wrote to as it was.

@@ -71,8 +71,8 @@ func (d *Driver) Resize(ctx context.Context, id ids.SandboxID, l driver.Limits) 
 		return errs.E(op, errkind.Unimplemented, string(id), "a machine keeps the limits inside that it began with: give it others at its next wake")
 	case l.CPUMillis < driver.MinCPU:
 		return errs.Errorf(op, errkind.Invalid, "at least %d/1000 of a core are needed", driver.MinCPU)
-	case (l.CPUMillis+999)/1000 > max(1, (was.CPUMillis+999)/1000) && l.CPUMillis > was.CPUMillis:
-		return errs.Errorf(op, errkind.Unimplemented, "the machine began with %d processors: more are to be had at its next wake", max(1, (was.CPUMillis+999)/1000))
+	case processors(l) > processors(was):
+		return errs.Errorf(op, errkind.Unimplemented, "the machine began with %d processors: more are to be had at its next wake", processors(was))
 	}
 	v := d.vmOf(id)
 	if v == nil {
@@ -80,21 +80,23 @@ func (d *Driver) Resize(ctx context.Context, id ids.SandboxID, l driver.Limits) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, monitorTime)
 	defer cancel()
-	set := func(l driver.Limits) error {
-		return v.call(ctx, "qom-set", map[string]any{"path": qomThrottle, "property": "limits", "value": ioLimits(l)}, nil)
-	}
-	if err := set(l); err != nil {
+	if err := v.setIO(ctx, l); err != nil {
 		return unavailable(op, id, err)
 	}
 	// The cgroup is QEMU's: its memory and number of threads stay.
 	if err := d.cgroup.Create(d.cgroupOf(id), d.limitsOf(l.MemoryBytes/memoryStep*memoryStep, l.CPUMillis)); err != nil {
-		return fail(op, id, errors.Join(err, set(was)))
+		return fail(op, id, errors.Join(err, v.setIO(ctx, was)))
 	}
 	r.Limits = l
 	d.mu.Lock()
 	d.known[id] = r
 	d.mu.Unlock()
 	return fail(op, id, r.write(d.folder(id)))
+}
+
+// setIO sets what the disk may do.
+func (v *vm) setIO(ctx context.Context, l driver.Limits) error {
+	return v.call(ctx, "qom-set", map[string]any{"path": qomThrottle, "property": "limits", "value": ioLimits(l)}, nil)
 }
 
 // ResizeDisk implements driver.DiskResizer: the disk, then the file system on it.

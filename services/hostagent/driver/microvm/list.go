@@ -77,12 +77,16 @@ const firstLook = time.Second
 
 // state of a sandbox whose record is r.
 func (d *Driver) state(ctx context.Context, id ids.SandboxID, r record) driver.State {
-	if !r.Ready {
+	nobodys := r.Session == ""
+	if !r.Ready || nobodys && r.Maker != d.maker {
 		return driver.Partial
 	}
 	v := d.vmOf(id)
 	if exists(filepath.Join(d.folder(id), endFile)) || !r.QEMU.Lives() {
 		return driver.Exited
+	}
+	if nobodys {
+		return driver.Waiting
 	}
 	if v == nil || d.cgroup.Frozen(d.cgroupOf(id)) {
 		return driver.Running // one that is frozen answers nobody
@@ -98,8 +102,8 @@ func (d *Driver) state(ctx context.Context, id ids.SandboxID, r record) driver.S
 
 // adopt takes over a machine that an earlier process started.
 func (d *Driver) adopt(id ids.SandboxID, r record) {
-	if !r.Ready || !r.QEMU.Lives() {
-		return
+	if !r.Ready || !r.QEMU.Lives() || r.Session == "" {
+		return // half-made, or nobody's: who prepared it is gone
 	}
 	d.hold(id, newVM(string(id), d.room(id), r.QEMU, d.news(id)))
 	d.files.follow(id, r.RunDir)

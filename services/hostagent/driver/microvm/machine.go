@@ -29,6 +29,7 @@ var sockets = []string{sockMonitor, sockControl, sockChannel}
 const (
 	nodeRoot = "root"
 	nodeDisk = "disk"
+	nodeFile = "diskfile" // below the throttle
 	throttle = "io"
 	// qomThrottle is where the throttle's limits are.
 	qomThrottle = "/objects/" + throttle
@@ -59,10 +60,13 @@ func (d *Driver) shapeOf(img driver.Image, l driver.Limits) (shape, error) {
 		return shape{}, fmt.Errorf("root image: %w", err)
 	}
 	return shape{
-		Accel: d.accel.Name, Memory: l.MemoryBytes / memoryStep * memoryStep, CPUs: max(1, (l.CPUMillis+999)/1000),
+		Accel: d.accel.Name, Memory: l.MemoryBytes / memoryStep * memoryStep, CPUs: processors(l),
 		RootBytes: uint64(st.Size()), Network: d.cfg.Network,
 	}, nil
 }
+
+// processors is how many a machine has.
+func processors(l driver.Limits) uint32 { return max(1, (l.CPUMillis+999)/1000) }
 
 // build is one QEMU's command line while it grows, with the files that it inherits.
 type build struct {
@@ -156,11 +160,30 @@ func (b *build) placeholders() {
 
 // disks are the image, which cannot be written, and the session's own behind a throttle.
 func (b *build) disks(root, disk *os.File, l driver.Limits) {
-	b.object("-blockdev", map[string]any{"driver": "file", "node-name": nodeRoot, "filename": b.set(root), "read-only": true, "discard": "unmap"})
-	b.object("-object", map[string]any{"qom-type": "throttle-group", "id": throttle, "limits": ioLimits(l)})
-	b.object("-blockdev", map[string]any{"driver": "file", "node-name": "diskfile", "filename": b.set(disk), "discard": "unmap", "aio": "threads"})
-	b.object("-blockdev", map[string]any{"driver": "throttle", "node-name": nodeDisk, "throttle-group": throttle, "file": "diskfile", "discard": "unmap"})
+	b.root(root)
+	b.object("-blockdev", diskNode(nodeFile, b.set(disk)))
+	b.throttled(nodeFile, l)
 	b.drives()
+}
+
+func (b *build) root(f *os.File) {
+	b.object("-blockdev", map[string]any{"driver": "file", "node-name": nodeRoot, "filename": b.set(f), "read-only": true, "discard": "unmap"})
+}
+
+// throttled puts the throttle before a node.
+func (b *build) throttled(node string, l driver.Limits) {
+	b.object("-object", map[string]any{"qom-type": "throttle-group", "id": throttle, "limits": ioLimits(l)})
+	b.object("-blockdev", throttleNode(node))
+}
+
+// diskNode is a file that the guest may write to.
+func diskNode(name, file string) map[string]any {
+	return map[string]any{"driver": "file", "node-name": name, "filename": file, "discard": "unmap", "aio": "threads"}
+}
+
+// throttleNode is what the guest's disk is: a throttle before another node.
+func throttleNode(below string) map[string]any {
+	return map[string]any{"driver": "throttle", "node-name": nodeDisk, "throttle-group": throttle, "file": below, "discard": "unmap"}
 }
 
 // drives are vda and vdb: the guest finds the bus with the higher number first.

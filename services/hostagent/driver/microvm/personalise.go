@@ -50,11 +50,7 @@ func (m *making) personalise(ctx context.Context) error {
 }
 
 func (m *making) ask(ctx context.Context, c *control, files map[string]vmwire.File) (vmwire.Answer, error) {
-	ready, err := c.hello(ctx)
-	if err != nil {
-		return vmwire.Answer{}, err
-	}
-	version, err := vmwire.Negotiate(ready.Min, ready.Max)
+	version, err := c.meet(ctx)
 	if err != nil {
 		return vmwire.Answer{}, err
 	}

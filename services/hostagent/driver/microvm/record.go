@@ -34,6 +34,20 @@ type record struct {
 	// QEMU is the process, once it was started; Ready is set when the sandbox is whole.
 	QEMU  jail.Process `json:"qemu"`
 	Ready bool         `json:"ready"`
+	// Maker is the process that prepared it, and Warm what for, while it is nobody's.
+	Maker string           `json:"maker,omitempty"`
+	Warm  *driver.WarmSpec `json:"warm,omitempty"`
+}
+
+// recordOf is the record of a sandbox that is about to be spec's.
+func recordOf(spec driver.Spec) record {
+	return record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch,
+		DiskImage: spec.DiskImage, RunDir: spec.RunDir, Limits: spec.Limits}
+}
+
+// is reports whether the record is that of the spec's sandbox.
+func (r record) is(spec driver.Spec) bool {
+	return r.Session == spec.Session && r.Generation == spec.Generation && r.Epoch == spec.Epoch
 }
 
 // end is how a machine ended by itself.
@@ -47,6 +61,9 @@ func readRecord(dir string) (record, error) {
 	var r record
 	if err := readJSON(filepath.Join(dir, recordFile), &r); err != nil {
 		return r, err
+	}
+	if name := ids.SandboxID(filepath.Base(dir)); name.IsWarm() {
+		return r, nil // it keeps its name when it is claimed
 	}
 	if id := driver.ID(r.Session, r.Generation, r.Epoch); string(id) != filepath.Base(dir) {
 		return r, fmt.Errorf("the record in %s is that of %s", filepath.Base(dir), id)

@@ -33,7 +33,7 @@ func (d *Driver) off(ctx context.Context, id ids.SandboxID) {
 	d.mu.Lock()
 	r, v := d.known[id], d.vms[id]
 	d.mu.Unlock()
-	if v == nil || !r.Ready || v.ended() != nil || v.isFull() || d.cgroup.Frozen(d.cgroupOf(id)) {
+	if v == nil || !r.Ready || r.Session == "" || v.ended() != nil || v.isFull() || d.cgroup.Frozen(d.cgroupOf(id)) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.OffTime)

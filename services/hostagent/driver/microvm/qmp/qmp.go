@@ -196,6 +196,11 @@ func (c *Client) Give(ctx context.Context, name string, f *os.File) error {
 	return c.run(ctx, "getfd", map[string]any{"fdname": name}, nil, f)
 }
 
+// Add puts a file into a set of QEMU's, which its block layer opens as /dev/fdset/SET.
+func (c *Client) Add(ctx context.Context, set int, f *os.File) error {
+	return c.run(ctx, "add-fd", map[string]any{"fdset-id": set}, nil, f)
+}
+
 func (c *Client) run(ctx context.Context, command string, args, out any, f *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
