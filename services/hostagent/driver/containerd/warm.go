@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -75,7 +76,17 @@ type claiming struct {
 	rec  record
 	tier warmTier
 	*warmed
-	entered bool // tier container: the new root is in place
+	// tier container: the new root, and whether it is in its place.
+	mnt     *os.File
+	entered bool
+}
+
+// close lets go of what only a claim needs. Idempotent.
+func (c *claiming) close() {
+	if c.mnt != nil {
+		_ = c.mnt.Close()
+	}
+	c.warmed.close()
 }
 
 // Prepare implements driver.Preparer.

@@ -89,24 +89,9 @@ func (s *Space) ready() error {
 // the form from which runc reads the mapping without starting a process.
 func (s *Space) Path() string { return fmt.Sprintf("/proc/%d/ns/user", s.cmd.Process.Pid) }
 
-// Mount mounts the root of one sandbox at point: lower read-only, the folders upper and work of
-// disk on top. It can be called once.
-func (s *Space) Mount(_ context.Context, lower, disk, point string) error {
-	up, err := s.mapped(disk, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = up.Close() }()
-	low, err := s.mapped(lower, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = low.Close() }()
-	rights := unix.UnixRights(int(up.Fd()), int(low.Fd()))
-	if err := unix.Sendmsg(int(s.sock.Fd()), []byte("m"), rights, nil, 0); err != nil {
-		return fmt.Errorf("ask helper to mount: %w", err)
-	}
-	mnt, err := s.answer(child.Done)
+// Mount mounts the root of one sandbox at point, as Make makes it. It can be called once.
+func (s *Space) Mount(ctx context.Context, lower, disk, point string) error {
+	mnt, err := s.Make(ctx, lower, disk)
 	if err != nil {
 		return err
 	}
@@ -115,6 +100,26 @@ func (s *Space) Mount(_ context.Context, lower, disk, point string) error {
 		return fmt.Errorf("attach root: %w", err)
 	}
 	return nil
+}
+
+// Make makes the root of one sandbox: lower read-only, the folders upper and work of disk on top. It is
+// mounted nowhere yet, and goes with the file unless it is attached before. It can be called once.
+func (s *Space) Make(_ context.Context, lower, disk string) (*os.File, error) {
+	up, err := s.mapped(disk, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = up.Close() }()
+	low, err := s.mapped(lower, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = low.Close() }()
+	rights := unix.UnixRights(int(up.Fd()), int(low.Fd()))
+	if err := unix.Sendmsg(int(s.sock.Fd()), []byte("m"), rights, nil, 0); err != nil {
+		return nil, fmt.Errorf("ask helper to mount: %w", err)
+	}
+	return s.answer(child.Done)
 }
 
 // mapped returns a detached, id-mapped copy of the mount at dir.

@@ -36,13 +36,19 @@ func Holders(point string) []int {
 // cannot be unmounted stays; Holders tells.
 func Reclaim(point string) {
 	for _, pid := range Holders(point) {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			onLostThread(func() { unmountIn(pid, point) })
-		}()
-		<-done
+		Elsewhere(func() { unmountIn(pid, point) })
 	}
+}
+
+// Elsewhere runs f on a thread of its own, which ends with it: f may leave the mounts, folders and names
+// of this process for others.
+func Elsewhere(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onLostThread(f)
+	}()
+	<-done
 }
 
 // onLostThread runs f on a thread that ends with it. The first thread of a process never ends, and
