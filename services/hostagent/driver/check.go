@@ -71,7 +71,7 @@ func (s Spec) Check(tiers map[Tier]Capabilities) error {
 // session that it can be claimed for; the disk comes with the claim.
 func (w WarmSpec) Check(tiers map[Tier]Capabilities) error {
 	const op = "prepare sandbox"
-	if !w.ID.IsWarm() {
+	if _, err := ids.ParseSandboxID(string(w.ID)); err != nil || !w.ID.IsWarm() {
 		return errs.Errorf(op, errkind.Invalid, "%.64q is no name of a warm sandbox", w.ID)
 	}
 	if c, ok := tiers[w.Tier]; ok && c.Absent == "" && !c.Warm {

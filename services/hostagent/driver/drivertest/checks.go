@@ -38,6 +38,7 @@ var (
 	diskIO   = need{"DiskIO", "it does not limit what a disk does in a second", func(c driver.Capabilities) bool { return c.DiskIO }}
 	files    = need{"OpenFiles", "it does not limit open files", func(c driver.Capabilities) bool { return c.OpenFiles }}
 	adopts   = need{"Adopts", "it does not adopt", func(c driver.Capabilities) bool { return c.Adopts }}
+	warm     = need{"Warm", "its sandboxes are not prepared ahead", func(c driver.Capabilities) bool { return c.Warm }}
 	holds    = need{"Holds", "it does not hold the channel", func(c driver.Capabilities) bool { return c.Holds }}
 )
 
@@ -147,6 +148,26 @@ var checks = []check{
 	{"a refused change changes nothing", "resize", honest, (*suite).resizeRefused, nil, false},
 	{"of nothing", "resize", blind, (*suite).resizeNothing, nil, false},
 	{"disk", "resize", full, (*suite).resizesDisk, needs(disk), false},
+
+	{"one waits, as nobody's, until it is stopped", warmTheme, stuck, (*suite).warmWaits, needs(warm), false},
+	{"two names at once", warmTheme, leaking, (*suite).warmAtOnce, needs(warm), false},
+	{"wrong requests", warmTheme, reach, (*suite).warmWrong, needs(warm), false},
+	{"fifty claim one", warmTheme, twice, (*suite).claimedOnce, needs(warm), false},
+	{"a claimed one is its session's", warmTheme, twice, (*suite).claimedIsIt, needs(warm), false},
+	{"a claim for a session that is awake", warmTheme, twice, (*suite).claimBusy, needs(warm), false},
+	{"a claim of what does not fit", warmTheme, honest, (*suite).claimUnfit, needs(warm), false},
+	{"a claim that is given up at any moment", warmTheme, leaking, (*suite).claimGivenUp, needs(warm), false},
+	{"a claim that fails, at every step", warmTheme, leaking, (*suite).claimFails, needs(warm), false},
+	{"a crash, at every step", warmTheme, twice, (*suite).claimCrashes, needs(warm, adopts), false},
+	{"warm ones of an earlier driver", warmTheme, leaking, (*suite).warmOfAnother, needs(warm, adopts), false},
+	{"a claimed one is adopted as it is", warmTheme, restarts, (*suite).claimedAdopted, needs(warm, adopts), false},
+	{"one that ended while it waited", warmTheme, outside, (*suite).warmEnds, needs(warm), false},
+	{"stop while it is claimed", warmTheme, leaking, (*suite).warmStopRace, needs(warm), false},
+	{"nothing of the first for the second", warmTheme, reach, (*suite).warmPrivate, needs(warm, disk), false},
+	{"it is bound to its session", warmTheme, honest, (*suite).claimedIsBound, needs(warm, disk), false},
+	{"two are no copies", warmTheme, copies, (*suite).warmCopies, needs(warm), false},
+	{"limits of the claim", warmTheme, greed, (*suite).claimedLimits, needs(warm, cpu), false},
+	{"the disk is free after a stop", warmTheme, data, (*suite).claimedDetaches, needs(warm, disk), false},
 
 	{"only its own interfaces", "network", reach, (*suite).interfaces, needs(isolated, native), true},
 	{"no way out", "network", reach, (*suite).noRoute, needs(isolated, native), true},

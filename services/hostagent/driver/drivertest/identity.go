@@ -128,7 +128,7 @@ func (s *suite) stopWhileCreated(t *testing.T) {
 		})
 		wg.Wait()
 		for _, f := range list(t, d) { // stopped before it was made
-			if f.ID != spec.ID() || f.State != driver.Running {
+			if !s.named(f.ID, spec) || f.State != driver.Running {
 				t.Errorf("a part is left: %+v", f)
 			}
 			s.stop(t, d, f.Sandbox)

@@ -62,7 +62,7 @@ func (s *suite) crashes(t *testing.T) {
 		_ = dead.Close()
 		d := s.host.Open(t)
 		found := list(t, d)
-		if len(found) != 1 || found[0].ID != s.spec(t, 1, 1).ID() {
+		if len(found) != 1 || !s.named(found[0].ID, s.spec(t, 1, 1)) {
 			t.Errorf("point %d: list after the crash %+v", n, found)
 		}
 		if n%2 == 0 { // the sweep of the next start, or the same wake again

@@ -16,7 +16,7 @@ import (
 // one asked for.
 func (s *suite) starts(t *testing.T) {
 	spec, sb := s.pair.one, s.pair.a
-	if sb.ID != spec.ID() || sb.Session != spec.Session || sb.Generation != spec.Generation || sb.Epoch != spec.Epoch || sb.Tier != spec.Tier {
+	if !s.named(sb.ID, spec) || sb.Session != spec.Session || sb.Generation != spec.Generation || sb.Epoch != spec.Epoch || sb.Tier != spec.Tier {
 		t.Errorf("asked for %+v, got %+v", spec, sb)
 	}
 	if pipes := sb.Channel.Stdin != "" && sb.Channel.Stdout != ""; pipes == (sb.Channel.Socket != "") {
@@ -78,7 +78,7 @@ func (s *suite) againAfterStop(t *testing.T) {
 	sb, _ := s.start(t, d, 1, 1)
 	s.stop(t, d, sb)
 	again, k := s.start(t, d, 1, 1)
-	if again.ID != sb.ID {
+	if !s.named(again.ID, s.spec(t, 1, 1)) {
 		t.Errorf("another sandbox: %+v", again)
 	}
 	k.must(t, "echo", "new")

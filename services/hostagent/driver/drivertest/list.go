@@ -45,7 +45,7 @@ func (s *suite) listPartial(t *testing.T) {
 	_ = dead.Close()
 	d := s.open(t)
 	f := only(t, d)
-	if f.ID != spec.ID() || f.State != driver.Partial || len(f.Parts) == 0 {
+	if !s.named(f.ID, spec) || f.State != driver.Partial || len(f.Parts) == 0 {
 		t.Errorf("after a crash at the first step it is shown as %+v", f)
 	}
 	s.stop(t, d, f.Sandbox)
@@ -83,7 +83,7 @@ func (s *suite) listWhile(t *testing.T) {
 	running := false
 	for {
 		for _, f := range list(t, d) {
-			if f.ID != spec.ID() || f.State == driver.Exited {
+			if !s.named(f.ID, spec) || f.State == driver.Exited {
 				t.Errorf("while it is made, list shows %+v", f)
 			}
 			if running && f.State != driver.Running {

@@ -77,8 +77,16 @@ type pair struct {
 	took         time.Duration
 }
 
-// Run runs every check that the driver's capabilities allow, for each of its tiers.
-func Run(t *testing.T, h Host) {
+// Run runs every check that the driver's capabilities allow, for each of its tiers. A run on claimed
+// sandboxes (Claimed) is for tiers that have them, and leaves out the checks of warm ones.
+func Run(t *testing.T, h Host) { run(t, h, false) }
+
+// RunShared runs those checks alone that look at the two sandboxes which they share: walls, privacy,
+// channels and what else a sandbox is from inside. It is for runs on claimed sandboxes in tiers where a
+// whole one takes long.
+func RunShared(t *testing.T, h Host) { run(t, h, true) }
+
+func run(t *testing.T, h Host, shared bool) {
 	d := h.Open(t)
 	all := d.Capabilities()
 	if err := d.Close(); err != nil {
@@ -94,13 +102,17 @@ func Run(t *testing.T, h Host) {
 			if caps.Absent != "" {
 				t.Skipf("this host cannot run tier %s: %s", tier, caps.Absent)
 			}
-			s.run(t)
+			if s.claimed() && !caps.Warm {
+				t.Skipf("skipped by capability: %s", warm.why)
+			}
+			s.run(t, shared)
 		})
 	}
 }
 
-// run runs the checks that look at one pair of sandboxes, then those that make their own.
-func (s *suite) run(t *testing.T) {
+// run runs the checks that look at one pair of sandboxes, then, unless these are all that is asked for,
+// those that make their own.
+func (s *suite) run(t *testing.T, shared bool) {
 	t.Run("looking at two sandboxes", func(t *testing.T) {
 		s.pair = s.openPair(t)
 		for _, c := range checks {
@@ -111,7 +123,7 @@ func (s *suite) run(t *testing.T) {
 	})
 	s.pair = nil
 	for _, c := range checks {
-		if !c.shared {
+		if !shared && !c.shared && !(s.claimed() && c.theme == warmTheme) {
 			s.check(t, c)
 		}
 	}
@@ -239,11 +251,24 @@ func (s *suite) talk(t *testing.T, sb driver.Sandbox) *Talk {
 
 func (s *suite) dial(t *testing.T, sb driver.Sandbox) (*Talk, error) {
 	t.Helper()
-	if h, ok := s.host.(Talker); ok {
-		return h.Talk(t, sb)
+	return dial(t, s.host, sb)
+}
+
+func dial(t testing.TB, h Host, sb driver.Sandbox) (*Talk, error) {
+	t.Helper()
+	if own, ok := h.(Talker); ok {
+		return own.Talk(t, sb)
 	}
 	return Open(sb.Channel)
 }
+
+// named reports whether a sandbox bears the name that one of the spec has: of Create, or a warm one's.
+func (s *suite) named(id ids.SandboxID, spec driver.Spec) bool {
+	return id == spec.ID() || s.claimed() && id.IsWarm()
+}
+
+// claimed reports whether this run is one on claimed sandboxes.
+func (s *suite) claimed() bool { _, ok := s.host.(*claimed); return ok }
 
 // list is what the driver shows; an error ends the test.
 func list(t *testing.T, d driver.Driver) []driver.Found {

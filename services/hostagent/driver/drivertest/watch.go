@@ -67,8 +67,13 @@ func (s *suite) watched(t *testing.T) (driver.Driver, <-chan driver.Event, drive
 // kill ends the first process of a sandbox from outside.
 func (s *suite) kill(t *testing.T, sb driver.Sandbox) {
 	t.Helper()
-	if h, ok := s.host.(Killer); ok {
-		h.Kill(t, sb)
+	kill(t, s.host, sb)
+}
+
+func kill(t testing.TB, h Host, sb driver.Sandbox) {
+	t.Helper()
+	if own, ok := h.(Killer); ok {
+		own.Kill(t, sb)
 		return
 	}
 	if sb.PID <= 0 {
@@ -190,7 +195,7 @@ func (s *suite) slowWatcher(t *testing.T) {
 	if s.caps.Isolated {
 		n = 3
 	}
-	spec := s.spec(t, 1, 1)
+	spec, last := s.spec(t, 1, 1), driver.Sandbox{}
 	for i := range n {
 		spec.Epoch.Index = uint64(i + 1)
 		sb := s.create(t, d, spec)
@@ -203,11 +208,11 @@ func (s *suite) slowWatcher(t *testing.T) {
 		}
 		expect(t, quick, sb.ID)
 		k.Close()
-		if i < n-1 {
+		if last = sb; i < n-1 {
 			s.stop(t, d, sb)
 		}
 	}
-	own(t, expect(t, slow, spec.ID()), 7)
+	own(t, expect(t, slow, last.ID), 7)
 }
 
 // watchEnds: a watch that never ends, with all that it holds.

@@ -32,6 +32,7 @@ var (
 	_ drivertest.Host     = (*host)(nil)
 	_ drivertest.Killer   = (*host)(nil)
 	_ drivertest.Litterer = (*host)(nil)
+	_ drivertest.Breaker  = (*host)(nil)
 )
 
 // guest is a probe that knows how to end.
@@ -84,7 +85,15 @@ func (h *host) Left(t testing.TB) []string {
 
 // Crash implements drivertest.Host.
 func (h *host) Crash(_ driver.Driver, _ driver.Tier, n int, hard bool) bool {
-	points := []string{"sandbox.folder", "sandbox.pipes"}
+	return h.fail([]string{"sandbox.folder", "sandbox.pipes"}, n, hard)
+}
+
+// Break implements drivertest.Breaker.
+func (h *host) Break(_ driver.Driver, _ driver.Tier, n int, hard bool) bool {
+	return h.fail([]string{"sandbox.folder", "sandbox.pipes", "sandbox.claim", "sandbox.guest"}, n, hard)
+}
+
+func (h *host) fail(points []string, n int, hard bool) bool {
 	if n >= len(points) {
 		return false
 	}
@@ -125,6 +134,11 @@ func TestConformanceBehindTheRouter(t *testing.T) {
 		}
 		return r
 	}})
+}
+
+// TestConformanceOfClaimed: what was prepared for nobody is as good as what was made for its session.
+func TestConformanceOfClaimed(t *testing.T) {
+	drivertest.Run(t, drivertest.Claimed(&host{dir: t.TempDir(), world: &World{}}))
 }
 
 func TestTheDefaultGuestReturnsWhatItReads(t *testing.T) {
