@@ -75,6 +75,9 @@ type Options struct {
 	MaxTime time.Duration
 	// Cgroup, if set, is the folder of the cgroup that every exec starts in.
 	Cgroup *os.File
+	// Enter: the sandbox is nobody's yet. The agent waits to be told the folder of its owner's root, and
+	// does nothing else before it is there; see package enter.
+	Enter bool
 	// Disk is set in a virtual machine.
 	Disk Disk
 	// Upper is the session's own layer below the root, where Disk is set.
@@ -92,6 +95,7 @@ type Agent struct {
 	ringUsed atomic.Int64
 	calls    atomic.Int32
 	accounts accounts
+	entered  atomic.Bool
 
 	mu       sync.Mutex
 	execs    map[string]*execution

@@ -29,7 +29,7 @@ func init() {
 		wire.MethodImport: (*call).fileImport,
 		wire.MethodPing:   (*call).ping, wire.MethodStats: (*call).stats,
 		wire.MethodQuiesce: (*call).quiesce, wire.MethodResume: (*call).resume,
-		wire.MethodSync:   (*call).sync,
+		wire.MethodSync: (*call).sync, wire.MethodEnter: (*call).enterRoot,
 		wire.MethodFreeze: (*call).diskFreeze, wire.MethodThaw: (*call).diskThaw, wire.MethodGrow: (*call).diskGrow,
 		wire.MethodUsage: (*call).diskUsage, wire.MethodExport: (*call).fileExport,
 	}
@@ -61,6 +61,9 @@ func (c *call) run(h handler) {
 	defer c.leave()
 	var result any
 	err := c.awaitTurn()
+	if err == nil {
+		err = c.agent.answers(c.method)
+	}
 	if err == nil {
 		result, err = h(c)
 	}

@@ -112,6 +112,9 @@ func (c *channel) hello(f wire.Frame) {
 	if c.agent.opts.Disk != nil {
 		ours.Capabilities = append(ours.Capabilities, wire.CapabilityDisk)
 	}
+	if c.agent.opts.Enter {
+		ours.Capabilities = append(ours.Capabilities, wire.CapabilityEnter)
+	}
 	err := json.Unmarshal(f.Payload, &theirs)
 	if err == nil {
 		ours.Version, err = wire.Negotiate(theirs, ours)

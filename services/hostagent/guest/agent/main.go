@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 )
 
 // shutdownGrace is what processes get after a SIGTERM to PID 1.
@@ -21,7 +23,8 @@ const shutdownGrace = 5 * time.Second
 
 // Main runs the guest agent until it is told to end, and returns the exit code
 // of the process. Its channel is stdin and stdout, or the device given as
-// "-channel=PATH" (a virtio-serial port). Logs go to stderr, at most a few
+// "-channel=PATH" (a virtio-serial port). With enter.Flag it waits for its owner's
+// root before it does anything. Logs go to stderr, at most a few
 // hundred lines a minute. It takes stdin and stdout away from the process, so
 // that nothing else is ever read from or written to the channel.
 func Main(args []string) int { return MainWith(args, Options{}) }
@@ -49,6 +52,12 @@ func MainOn(in io.Reader, out io.Writer, opts Options) int {
 	// wake each other, on processors that belong to them.
 	runtime.GOMAXPROCS(1)
 	closeOnExec()
+	if opts.Enter {
+		if err := enter.Prepare(); err != nil {
+			log.Error("cannot wait for an owner", "error", err)
+			return 1
+		}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	a := New(opts)
@@ -79,6 +88,8 @@ func takeChannel(args []string, opts *Options) (in, out *os.File, err error) {
 			in, out = f, f
 		case len(arg) > 6 && arg[:6] == "-user=":
 			opts.DefaultUser = arg[6:]
+		case arg == enter.Flag:
+			opts.Enter = true
 		default:
 			return nil, nil, fmt.Errorf("unknown argument %q", arg)
 		}

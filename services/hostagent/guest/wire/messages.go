@@ -64,6 +64,7 @@ const (
 	MethodQuiesce = "sys.quiesce" // Quiesce -> Quiesced
 	MethodResume  = "sys.resume"  // undo the refusal of starts after a quiesce
 	MethodSync    = "sys.sync"    // write the file systems out while processes run
+	MethodEnter   = "sys.enter"   // Enter -> Entered; guests with capability "enter" only, before all else
 	MethodFreeze  = "disk.freeze" // DiskFreeze; machines with capability "disk" only, as the next two
 	MethodThaw    = "disk.thaw"   // -> DiskThawed
 	MethodGrow    = "disk.grow"   // DiskGrow -> DiskGrown
@@ -202,6 +203,21 @@ type Quiesce struct {
 type Quiesced struct {
 	Killed    bool `json:"killed,omitempty"` // SIGKILL was needed
 	Remaining int  `json:"remaining"`        // processes that could not be ended
+}
+
+// CapabilityEnter is that of a guest that was started before its sandbox was anybody's: until it has made
+// the session's root its own it answers nothing but a ping.
+const CapabilityEnter = "enter"
+
+// Enter makes a folder, below which the host has mounted the session's root, the root of the sandbox.
+type Enter struct {
+	Folder string `json:"folder"`
+}
+
+// Entered is the result.
+type Entered struct {
+	// Already: it was the root before.
+	Already bool `json:"already,omitempty"`
 }
 
 // CapabilityDisk is that of a machine whose kernel writes the session's disk.
