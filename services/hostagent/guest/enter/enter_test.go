@@ -84,8 +84,8 @@ func exists(path string) bool { _, err := os.Lstat(path); return err == nil }
 // world makes the folders that first needs; prepare changes the owner's root.
 func world(t *testing.T, prepare func(root string)) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("skipped: mounts need root")
+	if os.Geteuid() != 0 || testing.Short() {
+		t.Skip("skipped: mounts need root, and a program without C for the rights of its threads")
 	}
 	dir := t.TempDir()
 	for _, d := range []string{"skeleton/proc", "skeleton/run", "skeleton/slot", "slot/root/etc", "elsewhere"} {
