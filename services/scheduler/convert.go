@@ -179,12 +179,16 @@ func failureOf(err error) core.Failure {
 
 func refused(op, id string, f *core.Failure) error { return errs.E(op, f.Kind, id, f.Reason) }
 
-const maxSteps = 64
+// Bounds of the steps of a timing, and of the name of one.
+const (
+	maxSteps = 64
+	maxStep  = 80
+)
 
 func timingOf(t *corev1.Timing) core.Timing {
 	out := core.Timing{Total: t.GetTotal().AsDuration()}
 	for i, s := range t.GetSteps() {
-		if i == maxSteps || len(s.GetName()) > 80 {
+		if i == maxSteps || len(s.GetName()) > maxStep {
 			break
 		}
 		out.Steps = append(out.Steps, core.Step{Name: s.GetName(), Start: s.GetStart().AsDuration(), Took: s.GetTook().AsDuration()})
@@ -203,13 +207,21 @@ func protoTiming(t core.Timing) *corev1.Timing {
 	return out
 }
 
-// wakeTiming nests the host's steps in the scheduler's.
-func wakeTiming(placed, total time.Duration, host *corev1.Timing) core.Timing {
-	out := core.Timing{Total: total, Steps: []core.Step{
-		{Name: "scheduler.apply_placed", Took: placed},
-		{Name: "scheduler.host_wake", Start: placed, Took: total - placed},
-	}}
-	for _, s := range timingOf(host).Steps {
+// wakeTiming nests the host's steps in the scheduler's. Why no warm sandbox was
+// taken is kept as a step of no time.
+func wakeTiming(b begin, placed, total time.Duration, woke *hostv1.WakeReply) core.Timing {
+	out := core.Timing{Total: total}
+	var apply time.Duration
+	if asked := b.asked.Sub(b.at); !b.asked.IsZero() && asked >= 0 && b.answered.Sub(b.at) <= placed {
+		apply = b.answered.Sub(b.at)
+		out.Steps = append(out.Steps, core.Step{Name: "scheduler.reserve", Start: asked, Took: apply - asked})
+	}
+	out.Steps = append(out.Steps, core.Step{Name: "scheduler.apply_placed", Start: apply, Took: placed - apply},
+		core.Step{Name: "scheduler.host_wake", Start: placed, Took: total - placed})
+	if why := woke.GetColdReason(); why != "" && woke.GetWarm() == "" {
+		out.Steps = append(out.Steps, core.Step{Name: cut("host.cold ("+why+")", maxStep), Start: placed})
+	}
+	for _, s := range timingOf(woke.GetTiming()).Steps {
 		if len(s.Name) < 5 || s.Name[:5] != "host." {
 			s.Name = "host." + s.Name
 		}
@@ -236,6 +248,9 @@ func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
 		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.TellRestored(), Restore: snapshotWanted(s),
 		VmWritten: vmWritten(s)}
+	if s.Wake != nil {
+		req.Reservation, req.Cold = s.Wake.Reservation, s.Wake.Cold
+	}
 	if d, ok := ctx.Deadline(); ok {
 		req.Deadline = timestamppb.New(d)
 	}

@@ -39,6 +39,8 @@ const maxWhy = 400
 type begin struct {
 	span trace.SpanContext
 	at   time.Time
+	// When the pool was asked for a warm sandbox last, and had answered.
+	asked, answered time.Time
 }
 
 type loop struct {
@@ -150,7 +152,7 @@ func (d *driver) begin(ctx context.Context, key ids.SessionKey) (time.Time, func
 	defer d.mu.Unlock()
 	b, ok := d.begun[key]
 	if !ok {
-		b = begin{trace.SpanContextFromContext(ctx), time.Now()}
+		b = begin{span: trace.SpanContextFromContext(ctx), at: time.Now()}
 		d.begun[key] = b
 	}
 	return b.at, func() {
@@ -160,6 +162,16 @@ func (d *driver) begin(ctx context.Context, key ids.SessionKey) (time.Time, func
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.begun, key)
+	}
+}
+
+// reserved notes when the pool was asked for an open that is under way.
+func (d *driver) reserved(key ids.SessionKey, asked time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if b, ok := d.begun[key]; ok {
+		b.asked, b.answered = asked, time.Now()
+		d.begun[key] = b
 	}
 }
 

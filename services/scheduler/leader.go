@@ -37,6 +37,7 @@ type leader struct {
 	driver *driver
 	queue  *queue
 	outbox *outbox
+	pools  *pools
 	tidy   signal // erasures and what earlier epochs left are to be looked at
 	drains signal // likewise hosts that are drained
 	raised *atomic.Bool
@@ -49,6 +50,7 @@ func newLeader(ctx context.Context, s *server) *leader {
 	l.driver = newDriver(ctx, l)
 	l.queue = newQueue(l)
 	l.outbox = newOutbox(l)
+	l.pools = newPools(l)
 	return l
 }
 
@@ -89,7 +91,7 @@ func (l *leader) run(ctx context.Context) error {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	for _, loop := range []func(context.Context) error{l.outbox.run, l.queue.run, l.watchLeases, l.tick, l.tidyUp, l.drain} {
+	for _, loop := range []func(context.Context) error{l.outbox.run, l.queue.run, l.pools.run, l.watchLeases, l.tick, l.tidyUp, l.drain} {
 		g.Go(func() error { return loop(gctx) })
 	}
 	if l.cfg.onLead != nil {

@@ -21,6 +21,8 @@ type leases struct {
 	held map[ids.Host]lease
 	// Wakes that failed in a row, by host; it outlives a boot.
 	wakes map[ids.Host]health
+	// pools counts the hosts that tell of warm sandboxes, or of a pool, by WarmName.
+	pools map[string]int
 	// turns are locks of hosts, of some together. See turn.
 	turns [64]sync.Mutex
 }
@@ -62,7 +64,7 @@ const (
 )
 
 func newLeases(term time.Duration) *leases {
-	return &leases{term: term, held: map[ids.Host]lease{}, wakes: map[ids.Host]health{}}
+	return &leases{term: term, held: map[ids.Host]lease{}, wakes: map[ids.Host]health{}, pools: map[string]int{}}
 }
 
 // turn is held while a lease is given together with the entry that says so, and
@@ -96,6 +98,7 @@ func (l *leases) grant(h ids.Host, boot string) (fresh bool) {
 		if ok {
 			cur.end()
 		}
+		l.count(cur.load, -1)
 		cur = lease{boot: boot}
 		cur.held, cur.end = context.WithCancel(context.Background())
 	}
@@ -136,9 +139,9 @@ func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (bette
 			n.images[ref] = true
 		}
 	}
-	for template, count := range said.GetWarm() {
-		if len(n.warm) < maxLoad && len(template) <= maxID {
-			n.warm[template] = count
+	for name, count := range said.GetWarm() {
+		if len(n.warm) < maxLoad && len(name) <= maxID {
+			n.warm[name] = count
 		}
 	}
 	for _, f := range said.GetTiers()[:min(len(said.GetTiers()), maxTiers)] {
@@ -151,6 +154,8 @@ func (l *leases) say(h ids.Host, boot string, said *schedulerv1.HostLoad) (bette
 		return false
 	}
 	better = cur.load.unhealthy != "" && n.unhealthy == ""
+	l.count(cur.load, -1)
+	l.count(n, 1)
 	cur.load = n
 	l.held[h] = cur
 	return better
@@ -172,7 +177,23 @@ func (l *leases) facts(h ids.Host) core.HostFacts {
 	cur, ok := l.held[h]
 	return core.HostFacts{Alive: ok && time.Now().Before(cur.until), Unhealthy: cur.load.unhealthy,
 		Images: func(ref string) bool { return cur.load.images[ref] },
-		Warm:   func(template string) uint32 { return cur.load.warm[template] }}
+		Warm:   func(name string) uint32 { return cur.load.warm[name] }}
+}
+
+// count adds what a host tells of to pools, or takes it out. mu is held.
+func (l *leases) count(of load, by int) {
+	for name := range of.warm {
+		if l.pools[name] += by; l.pools[name] == 0 {
+			delete(l.pools, name)
+		}
+	}
+}
+
+// pooled reports whether any host tells of a pool by that WarmName.
+func (l *leases) pooled(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.pools[name] > 0
 }
 
 // woke notes that a wake on a host went well.
@@ -247,6 +268,7 @@ func (l *leases) drop(h ids.Host) {
 	defer l.mu.Unlock()
 	if cur, ok := l.held[h]; ok && time.Now().After(cur.until) {
 		cur.end()
+		l.count(cur.load, -1)
 		delete(l.held, h)
 	}
 }
@@ -257,6 +279,7 @@ func (l *leases) forget(h ids.Host) {
 	defer l.mu.Unlock()
 	if cur, ok := l.held[h]; ok {
 		cur.end()
+		l.count(cur.load, -1)
 	}
 	delete(l.held, h)
 	delete(l.wakes, h)

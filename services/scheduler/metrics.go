@@ -2,11 +2,13 @@ package scheduler
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -19,6 +21,8 @@ type metrics struct {
 	refusals metric.Int64Counter
 	fences   metric.Int64Counter
 	wakes    metric.Float64Histogram
+	reserves metric.Float64Histogram
+	dropped  metric.Int64Counter
 	alarms   metric.Int64Counter
 	waiting  atomic.Int64
 }
@@ -39,6 +43,10 @@ func newMetrics() (*metrics, error) {
 	m.fences, e = meter.Int64Counter("berth.scheduler.fenced", metric.WithDescription("Refusals for a generation, epoch, boot, host or parent that is not the current one, by place."))
 	keep(e)
 	m.wakes, e = meter.Float64Histogram("berth.scheduler.wake", metric.WithUnit("s"), metric.WithDescription("Time from an open to active."))
+	keep(e)
+	m.reserves, e = meter.Float64Histogram("berth.scheduler.reserve", metric.WithUnit("s"), metric.WithDescription("Time that a placement waited for the pool's word, by verdict; unspecified: there was none."))
+	keep(e)
+	m.dropped, e = meter.Int64Counter("berth.scheduler.settle_dropped", metric.WithDescription("Outcomes of wakes that the pool was not told."))
 	keep(e)
 	m.alarms, e = meter.Int64Counter("berth.scheduler.expiry_stopped", metric.WithDescription("Ends of retention that were refused."))
 	keep(e)
@@ -94,6 +102,13 @@ func isFence(e core.Entry, f *core.Failure) bool {
 func (m *metrics) woke(ctx context.Context, took time.Duration, origin string) {
 	m.wakes.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("origin", origin)))
 }
+
+func (m *metrics) reserved(ctx context.Context, took time.Duration, v poolv1.Verdict) {
+	name := strings.ToLower(strings.TrimPrefix(v.String(), "VERDICT_"))
+	m.reserves.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("verdict", name)))
+}
+
+func (m *metrics) settleDropped() { m.dropped.Add(context.Background(), 1) }
 
 func (m *metrics) deleteRefused(ctx context.Context, c *core.Delete, f *core.Failure) {
 	if c.Expire != nil {

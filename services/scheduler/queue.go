@@ -298,7 +298,12 @@ func (q *queue) place(ctx context.Context, w *waiter, s *core.Session, expected 
 	if s.Wake.Deadline == 0 || s.Wake.Deadline.Std().After(time.Now()) {
 		c = q.l.candidates(s, *s.Wake.Terms)
 	}
+	placed := func(core.Outcome, error) {}
+	if expected {
+		c, placed = q.l.pools.reserve(ctx, wanted{session: s, terms: *s.Wake.Terms, request: s.Wake.Request, deadline: s.Wake.Deadline, brief: true}, c)
+	}
 	out, err := q.l.apply(ctx, core.Entry{Place: &core.Place{Session: s.Key, Generation: s.Generation, Candidates: c}})
+	placed(out, err)
 	if err != nil {
 		if ctx.Err() == nil {
 			q.l.log.Warn("cannot place a session that waits", "session", s.Key, "error", err)

@@ -38,8 +38,10 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 		if !holds(s) {
 			l.queue.turn(ctx, o.Terms.Priority)
 		}
-		o.Candidates = l.candidates(s, o.Terms)
+		var placed func(core.Outcome, error)
+		o.Candidates, placed = l.openCandidates(ctx, s, o)
 		out, err := l.apply(ctx, core.Entry{Open: o})
+		placed(out, err)
 		if err == nil && !out.Wait {
 			release()
 			return l.woken(ctx, o, out, at)
@@ -60,6 +62,18 @@ func (l *leader) wake(ctx context.Context, _ bus.Request, req *schedulerv1.WakeR
 		}
 		release()
 	}
+}
+
+// openCandidates are the hosts that may take what o opens. The pool is asked
+// only for an open that is likely to be placed by its own entry.
+func (l *leader) openCandidates(ctx context.Context, s *core.Session, o *core.Open) ([]core.Candidate, func(core.Outcome, error)) {
+	c := l.candidates(s, o.Terms)
+	known := false
+	l.rep.View(func(st *core.State) { known = st.Record(s.Key, core.VerbOpen, o.Request) != nil })
+	if known || holds(s) || s.State == core.Deleting {
+		return c, func(core.Outcome, error) {}
+	}
+	return l.pools.reserve(ctx, wanted{session: s, terms: o.Terms, request: o.Request, deadline: o.Deadline}, c)
 }
 
 // woken waits for the outcome of an open that was committed.

@@ -58,7 +58,9 @@ func (l *leader) settle(ctx context.Context, a core.Answer) (core.Entry, core.Ou
 	if !ok {
 		return e, core.Outcome{}, nil
 	}
+	placed := l.reserveAgain(ctx, now, a, &e)
 	out, err := l.apply(ctx, e)
+	placed(out, err)
 	if err != nil || out.Refused == nil {
 		return e, out, err
 	}
@@ -68,6 +70,27 @@ func (l *leader) settle(ctx context.Context, a core.Answer) (core.Entry, core.Ou
 		return next, out, err
 	}
 	return e, out, nil
+}
+
+// reserveAgain asks for a warm sandbox when e places the session that an answer
+// is about: after a wake that failed, or at the end of a sleep that an open
+// waits for.
+func (l *leader) reserveAgain(ctx context.Context, now *core.Session, a core.Answer, e *core.Entry) (placed func(core.Outcome, error)) {
+	placed = func(core.Outcome, error) {}
+	if now == nil || now.Wake == nil {
+		return placed
+	}
+	w := wanted{session: now, terms: *now.Wake.Terms, request: now.Wake.Request, deadline: now.Wake.Deadline}
+	switch {
+	case e.WakeFailed != nil && e.WakeFailed.Retry:
+		if e.WakeFailed.Failure.Kind == errkind.NoCapacity {
+			w.not = now.Host
+		}
+		e.WakeFailed.Candidates, placed = l.pools.reserve(ctx, w, e.WakeFailed.Candidates)
+	case e.Slept != nil:
+		e.Slept.Candidates, placed = l.pools.reserve(ctx, w, e.Slept.Candidates)
+	}
+	return placed
 }
 
 // stepWake has the host wake the session and commits active.
@@ -91,6 +114,7 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session) error {
 		return ctx.Err()
 	}
 	took := time.Since(b.at)
+	l.pools.settle(s, resp, err)
 	if err != nil {
 		f := failureOf(err)
 		a.Err = &f
@@ -101,7 +125,7 @@ func (l *leader) stepWake(ctx context.Context, s *core.Session) error {
 	} else {
 		l.leases.woke(s.Host)
 		a.Woke = &core.Woke{Origin: resp.GetOrigin(), RestoredAsOf: timeOf(resp.GetRestoredAsOf()),
-			ImageDigest: resp.GetImageDigest(), Timing: wakeTiming(placed, took, resp.GetTiming())}
+			ImageDigest: resp.GetImageDigest(), Timing: wakeTiming(b, placed, took, resp)}
 	}
 	e, out, err := l.settle(ctx, a)
 	if err == nil && e.Woke != nil && out.Refused == nil {
