@@ -27,6 +27,7 @@ type making struct {
 	shape     shape
 	diskBytes uint64
 	warm      bool      // it is prepared, and nobody's
+	blank     *os.File  // what its disk is a copy of; nil: it holds nothing
 	tpl       *template // nil: the machine boots
 	said      *os.File
 	state     *os.File // the template's, for this clone
@@ -252,7 +253,7 @@ func (m *making) fill(b *build, listeners map[string]*os.File) error {
 		return fmt.Errorf("root image: %w", err)
 	}
 	if m.warm {
-		if err := b.warmDisks(root, m.d.blank); err != nil {
+		if err := b.warmDisks(root, m.blank); err != nil {
 			return err
 		}
 	} else {

@@ -93,8 +93,8 @@ type Driver struct {
 	accel     accel
 	templates *templates
 	files     *folders
-	blank     *os.File // what the disk of a machine that is nobody's holds; nil: nothing
-	maker     string   // tells what this very process prepared from what an earlier one did
+	blank     blankDisk
+	maker     string // tells what this very process prepared from what an earlier one did
 
 	mu       sync.Mutex
 	locks    map[ids.SandboxID]*sync.Mutex
@@ -220,6 +220,7 @@ func (d *Driver) Close() error {
 		v.close()
 	}
 	d.templates.close()
+	d.blank.close()
 	if d.files != nil {
 		d.files.close()
 	}

@@ -37,6 +37,8 @@ type record struct {
 	// Maker is the process that prepared it, and Warm what for, while it is nobody's.
 	Maker string           `json:"maker,omitempty"`
 	Warm  *driver.WarmSpec `json:"warm,omitempty"`
+	// Spare: its placeholder is a file.
+	Spare bool `json:"spare,omitempty"`
 }
 
 // recordOf is the record of a sandbox that is about to be spec's.

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -72,11 +73,12 @@ func (d *Driver) prepare(ctx context.Context, w driver.WarmSpec) (driver.Sandbox
 	if m.shape, err = d.shapeOf(w.Image, w.Limits); err != nil {
 		return driver.Sandbox{}, errs.E("prepare sandbox", errkind.Invalid, string(w.ID), err)
 	}
-	if m.diskBytes, err = d.blankBytes(); err != nil {
-		return driver.Sandbox{}, err
+	m.diskBytes = placeholderBytes
+	if m.blank = d.blank.get(ctx, d); m.blank != nil {
+		m.diskBytes = blankSize
 	}
 	r := recordOf(m.spec)
-	r.Maker, r.Warm = d.maker, &w
+	r.Maker, r.Warm, r.Spare = d.maker, &w, m.blank != nil
 	if m.rec, err = d.note("prepare sandbox", w.ID, r); err != nil {
 		return driver.Sandbox{}, err
 	}
@@ -86,6 +88,7 @@ func (d *Driver) prepare(ctx context.Context, w driver.WarmSpec) (driver.Sandbox
 		{{Name: "warm.machine", Do: m.start}},
 		{{Name: "warm.restore", Do: m.restore}},
 		{{Name: "warm.guest", Do: m.meet}},
+		{{Name: "warm.rehearsal", Do: m.rehearse}},
 		{{Name: "warm.ready", Do: m.wait}},
 	})
 }
@@ -104,6 +107,27 @@ func (m *making) meet(ctx context.Context) error {
 	}
 	if _, err = c.meet(ctx); err != nil {
 		return unanswered(ctx, err)
+	}
+	return nil
+}
+
+// rehearse has the guest go once through what a claim will ask of it: what was done before is quick.
+func (m *making) rehearse(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.d.cfg.BootTime/bootTries)
+	defer cancel()
+	v := m.d.vmOf(m.id)
+	if v == nil {
+		return errEnded
+	}
+	done, err := v.ask(ctx, vmwire.Call{Op: vmwire.OpRehearse})
+	if err != nil {
+		return unanswered(ctx, err)
+	}
+	if !done.OK {
+		return errs.Errorf("rehearse", errkind.Unavailable, "the machine says: %s", said(done.Reason, done.Error))
+	}
+	if done.Error != "" {
+		m.d.log.Info("a part of a rehearsal did not work: claims take longer", "sandbox", m.id, "image", m.spec.Image.Digest, "why", said(done.Reason, done.Error))
 	}
 	return nil
 }
@@ -141,13 +165,10 @@ func (d *Driver) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec
 	if err := m.look(); err != nil {
 		return driver.Sandbox{}, errs.E(op, errkind.Invalid, string(warm), err)
 	}
-	least, err := d.blankBytes()
-	if err != nil {
-		return driver.Sandbox{}, fail(op, warm, err)
-	}
-	if m.diskBytes <= least { // the guest would not see that it has another
+	if m.diskBytes <= blankSize { // the guest would not see that it has another
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "a disk of %d bytes is too small for a machine that was prepared", m.diskBytes)
 	}
+	var err error
 	if m.rec, err = d.take(op, warm, spec); err != nil {
 		return driver.Sandbox{}, err
 	}
@@ -190,7 +211,7 @@ func (d *Driver) take(op string, id ids.SandboxID, spec driver.Spec) (record, er
 	if err := d.busy(op, want); err != nil {
 		return r, err
 	}
-	want.User, want.QEMU = r.User, r.QEMU
+	want.User, want.QEMU, want.Spare = r.User, r.QEMU, r.Spare
 	d.known[id] = want
 	return want, nil
 }
@@ -252,7 +273,7 @@ func (m *making) giveDisk(ctx context.Context) error {
 		return err
 	}
 	m.given = true
-	if err := c.Call(ctx, "blockdev-del", map[string]any{"node-name": nodeSpare}, nil); err != nil || m.d.blank == nil {
+	if err := c.Call(ctx, "blockdev-del", map[string]any{"node-name": nodeSpare}, nil); err != nil || !m.rec.Spare {
 		return err
 	}
 	return c.Call(ctx, "remove-fd", map[string]any{"fdset-id": setSpare}, nil)

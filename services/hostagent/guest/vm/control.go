@@ -173,17 +173,41 @@ func (c *control) call(req *vmwire.Call) {
 	go func() {
 		defer func() { <-c.calls }()
 		c.mu.Lock()
-		served := c.answer != nil && c.answer.OK
+		nobodys, served := c.id == "", c.answer != nil && c.answer.OK
 		c.mu.Unlock()
 		done := &vmwire.Done{ID: req.ID, Reason: vmwire.ReasonInvalid, Error: "the machine is nobody's yet"}
-		if served {
+		switch {
+		case served:
 			done = c.sup.call(req)
+		case nobodys && req.Op == vmwire.OpRehearse:
+			done = c.rehearse(req)
 		}
 		c.send(vmwire.Message{Type: vmwire.TypeDone, Done: done})
 		if served && req.Op == vmwire.OpOff {
 			c.sup.powerOff(offPatience)
 		}
 	}()
+}
+
+// rehearse keeps a personalise that comes meanwhile waiting.
+func (c *control) rehearse(req *vmwire.Call) *vmwire.Done {
+	s := c.sup
+	s.work.Lock()
+	defer s.work.Unlock()
+	c.mu.Lock()
+	nobodys := c.id == ""
+	c.mu.Unlock()
+	done := &vmwire.Done{ID: req.ID, OK: true}
+	if !nobodys {
+		done.OK, done.Reason, done.Error = false, vmwire.ReasonInvalid, "the machine is somebody's already"
+		return done
+	}
+	said, err := s.rehearse()
+	if err != nil {
+		said, done.OK, done.Reason = err.Error(), false, reasonOf(err)
+	}
+	done.Error = said[:min(len(said), vmwire.MaxText)]
+	return done
 }
 
 // call does one operation on a personalised machine.

@@ -107,6 +107,14 @@ func mountLower(device string) error {
 	return nil
 }
 
+// look mounts the image if that was not possible before; an error is for when it is wanted.
+func (s *stage) look() error {
+	if !mounted(lowerDir) {
+		_ = mountLower("vda")
+	}
+	return nil
+}
+
 func makeDevices() error {
 	if err := mount("tmpfs", devTree, "tmpfs", unix.MS_NOSUID|unix.MS_STRICTATIME, "mode=755,size=64k"); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -31,7 +32,9 @@ const maxFiles = 65536
 // order is what the supervisor tells the stage, once.
 type order struct {
 	Personalise vmwire.Personalise `json:"personalise"`
-	Port        string             `json:"port"` // device of the channel
+	Port        string             `json:"port"` // device of the channel; in a rehearsal none, but pipes
+	// Look: only mount the image, and wait for the next order.
+	Look bool `json:"look,omitempty"`
 }
 
 // report is the stage's answer: after it starts, and to its order.
@@ -79,12 +82,18 @@ func Stage() int {
 		return 1
 	}
 	var o order
-	line, err := s.in.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &o)
-	}
-	if err != nil {
-		return 1
+	for o.Look = true; o.Look; {
+		line, err := s.in.ReadBytes('\n')
+		if err == nil {
+			o = order{}
+			err = json.Unmarshal(line, &o)
+		}
+		if err == nil && o.Look {
+			err = s.report(nil, s.look())
+		}
+		if err != nil {
+			return 1
+		}
 	}
 	t := newTimer()
 	ready, err := s.obey(&o, t)
@@ -126,10 +135,10 @@ func (s *stage) report(t *timer, err error) error {
 // come back before the session's first process ends; it calls started when nothing can fail any more.
 func (s *stage) obey(o *order, t *timer) (func(started func() error) int, error) {
 	p := &o.Personalise
-	var channel *port
+	var ch *channel
 	if len(p.Init) == 0 {
 		var err error
-		if channel, err = openPort(o.Port); err != nil {
+		if ch, err = openChannel(o.Port); err != nil {
 			return nil, err
 		}
 	}
@@ -151,8 +160,8 @@ func (s *stage) obey(o *order, t *timer) (func(started func() error) int, error)
 	}
 	t.step("privileges")
 	env := append([]string{basePath}, vmwire.Strings(p.Env)...)
-	if channel != nil {
-		return func(started func() error) int { return s.agent(channel, env, started) }, nil
+	if ch != nil {
+		return func(started func() error) int { return s.agent(ch, env, started) }, nil
 	}
 	argv := vmwire.Strings(p.Init)
 	if err := unix.Access(argv[0], unix.X_OK); err != nil {
@@ -174,10 +183,26 @@ func (s *stage) limitFiles(files uint64) error {
 	return syscall.Setrlimit(unix.RLIMIT_CORE, &syscall.Rlimit{})
 }
 
+// channel is what the agent speaks over.
+type channel struct {
+	in  io.Reader
+	out io.Writer
+}
+
+// openChannel opens the port, or takes the two pipes if there is none.
+func openChannel(device string) (*channel, error) {
+	if device == "" {
+		return &channel{in: os.NewFile(stageStdin, "in"), out: os.NewFile(stageStdout, "out")}, nil
+	}
+	p, err := openPort(device)
+	if err != nil {
+		return nil, err
+	}
+	return &channel{in: p, out: p}, errors.Join(unix.Close(stageStdin), unix.Close(stageStdout))
+}
+
 // agent is the guest agent from now on.
-func (s *stage) agent(channel *port, env []string, started func() error) int {
-	_ = unix.Close(stageStdin)
-	_ = unix.Close(stageStdout)
+func (s *stage) agent(ch *channel, env []string, started func() error) int {
 	os.Clearenv()
 	for _, v := range env {
 		for i := range v {
@@ -195,7 +220,7 @@ func (s *stage) agent(channel *port, env []string, started func() error) int {
 	if err := started(); err != nil {
 		return 1
 	}
-	return agent.MainOn(channel, channel, agent.Options{Disk: s, Upper: s.upper, Cgroup: s.cgroup})
+	return agent.MainOn(ch.in, ch.out, agent.Options{Disk: s, Upper: s.upper, Cgroup: s.cgroup})
 }
 
 // execute becomes the image's own first process.

@@ -214,6 +214,10 @@ const (
 	OpGrow   Op = "disk.grow"   // grows the file system to its device, which must have Bytes
 	OpFiles  Op = "run.files"   // replaces or adds Files in /run/berth, each at once
 	OpOff    Op = "off"         // ends every process, unmounts, powers off; done comes before
+	// OpRehearse is the only one for a machine that is nobody's: it goes through all that makes it
+	// somebody's and takes that back, so that the real one is quick. Error of a Done that is OK says
+	// what did not work. One that is not OK: the machine is of no use any more.
+	OpRehearse Op = "rehearse"
 )
 
 // Call asks a personalised machine for something.
