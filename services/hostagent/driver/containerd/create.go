@@ -282,7 +282,7 @@ func encode(s *specs.Spec) (*anypb.Any, error) {
 
 func (m *making) runtime() (string, *anypb.Any, error) {
 	if m.spec.Tier == driver.GVisor {
-		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig()})
+		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig(m.warm != nil)})
 		return handlerRunsc, o, err
 	}
 	if m.machine != nil {
@@ -343,11 +343,15 @@ func (m *making) startTask(ctx context.Context) error {
 	return errors.Join(err, terr)
 }
 
-// writeRunscConfig writes the options of every gVisor sandbox.
-func (d *Driver) writeRunscConfig() error {
+// writeRunscConfig writes the options of every gVisor sandbox, in one file for those that are prepared
+// and one for the others.
+func (d *Driver) writeRunscConfig(warm bool) error {
 	flags := map[string]string{
 		"platform": "systrap", "network": "none", "overlay2": "none", "host-uds": "none", "host-fifo": "none",
 		"oci-seccomp": "true", "host-settings": "ignore", "file-access": "exclusive",
+	}
+	if warm { // their root is mounted later, as a volume; all others are marked as shared one by one
+		flags["file-access-mounts"] = "exclusive"
 	}
 	for k, v := range d.cfg.GVisor {
 		flags[k] = v
@@ -357,7 +361,7 @@ func (d *Driver) writeRunscConfig() error {
 	for _, k := range sortedKeys(flags) {
 		text += fmt.Sprintf("%q = %q\n", k, flags[k])
 	}
-	return os.WriteFile(d.runscConfig(), []byte(text), 0o644)
+	return os.WriteFile(d.runscConfig(warm), []byte(text), 0o644)
 }
 
 // task asks containerd for the state of the sandbox's first process.

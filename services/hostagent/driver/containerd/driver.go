@@ -171,7 +171,7 @@ func (d *Driver) folders() error {
 	if err := passage(d.roots()); err != nil {
 		return err
 	}
-	if err := d.writeRunscConfig(); err != nil {
+	if err := errors.Join(d.writeRunscConfig(false), d.writeRunscConfig(true)); err != nil {
 		return err
 	}
 	return mounts.Share(d.roots())
@@ -295,7 +295,12 @@ func (d *Driver) slotRoot(id ids.SandboxID) string { return filepath.Join(d.slot
 
 func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
 func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
-func (d *Driver) runscConfig() string              { return filepath.Join(d.cfg.State, "runsc", "config.toml") }
+func (d *Driver) runscConfig(warm bool) string {
+	if warm {
+		return filepath.Join(d.cfg.State, "runsc", "warm.toml")
+	}
+	return filepath.Join(d.cfg.State, "runsc", "config.toml")
+}
 func (d *Driver) channel(id ids.SandboxID) driver.Channel {
 	return driver.Channel{Stdin: filepath.Join(d.folder(id), "stdin"), Stdout: filepath.Join(d.folder(id), "stdout")}
 }

@@ -59,6 +59,8 @@ var (
 	_ drivertest.Host     = (*host)(nil)
 	_ drivertest.Litterer = (*host)(nil)
 	_ drivertest.Releaser = (*host)(nil)
+	_ drivertest.Breaker  = (*host)(nil)
+	_ drivertest.Detacher = (*host)(nil)
 )
 
 func newHost(t testing.TB) *host {
@@ -252,12 +254,30 @@ func (h *host) Litter(t testing.TB, _ driver.Tier, id ids.SandboxID) bool {
 
 var errFault = errors.New("fault of the test")
 
+// points of a Create in a tier.
+func points(tier driver.Tier) []string {
+	all := []string{"sandbox.record", "sandbox.container", "sandbox.root", "sandbox.cgroup", "sandbox.create", "sandbox.start"}
+	if tier == driver.Container {
+		all = append(all, "sandbox.userns")
+	}
+	return all
+}
+
 // Crash implements drivertest.Host.
 func (h *host) Crash(d driver.Driver, tier driver.Tier, n int, hard bool) bool {
-	points := []string{"sandbox.record", "sandbox.container", "sandbox.root", "sandbox.cgroup", "sandbox.create", "sandbox.start"}
-	if tier == driver.Container {
-		points = append(points, "sandbox.userns")
+	return breakAt(d, points(tier), n, hard)
+}
+
+// Break implements drivertest.Breaker.
+func (h *host) Break(d driver.Driver, tier driver.Tier, n int, hard bool) bool {
+	all := append(points(tier), "sandbox.hold", "claim.record", "claim.limits")
+	for _, s := range warmTiers[tier].bind(&claiming{}) {
+		all = append(all, s.Name)
 	}
+	return breakAt(d, append(all, "claim.bound"), n, hard)
+}
+
+func breakAt(d driver.Driver, points []string, n int, hard bool) bool {
 	if n >= len(points) {
 		return false
 	}
@@ -274,6 +294,17 @@ func (h *host) Crash(d driver.Driver, tier driver.Tier, n int, hard bool) bool {
 	return true
 }
 
+// Detach implements drivertest.Detacher.
+func (h *host) Detach(t testing.TB, spec driver.Spec) error {
+	t.Helper()
+	return h.disks.Detach(context.Background(), disk.Key{Session: spec.Session, Generation: spec.Generation})
+}
+
 func TestConformance(t *testing.T) {
 	drivertest.Run(t, newHost(t))
+}
+
+// Sandboxes that were prepared and claimed are held to all that others are held to.
+func TestConformanceOfClaimedSandboxes(t *testing.T) {
+	drivertest.Run(t, drivertest.Claimed(newHost(t)))
 }

@@ -41,6 +41,7 @@ type warmTier interface {
 // warmTiers are the tiers that can prepare.
 var warmTiers = map[driver.Tier]warmTier{
 	driver.Container: warmContainer{},
+	driver.GVisor:    warmGVisor{},
 }
 
 // warmed is a sandbox that this driver prepared and nobody has claimed.
@@ -144,23 +145,13 @@ func (m *making) hold(ctx context.Context, w *warmed) error {
 
 // checkWarm refuses what no sandbox could be prepared for.
 func (d *Driver) checkWarm(op string, w driver.WarmSpec) (warmTier, error) {
-	if _, err := ids.ParseSandboxID(string(w.ID)); err != nil || !w.ID.IsWarm() {
-		return nil, errs.Errorf(op, errkind.Invalid, "%.64q is no name of a warm sandbox", w.ID)
-	}
-	one := ids.Epoch{Incarnation: 1, Index: 1}
-	spec := w.Spec(ids.DeriveSessionKey([]byte(w.ID), "", "", "", ""), ids.Generation{Incarnation: 1, Index: 1}, one)
-	spec.Disk = w.RunDir // any folder: there is none before the claim
-	if err := spec.Check(d.Capabilities()); err != nil {
+	if err := w.Check(d.Capabilities()); err != nil {
 		return nil, err
-	}
-	tier, ok := warmTiers[w.Tier]
-	if !ok {
-		return nil, errs.Errorf(op, errkind.Unimplemented, "tier %s prepares no sandboxes", w.Tier)
 	}
 	if most := mostFiles(); w.Limits.OpenFiles > most {
 		return nil, errs.Errorf(op, errkind.Unimplemented, "a process may have %d files open on this host, not %d", most, w.Limits.OpenFiles)
 	}
-	return tier, nil
+	return warmTiers[w.Tier], nil
 }
 
 // prepared returns the warm sandbox if this driver prepared it and it runs; what else there is under the

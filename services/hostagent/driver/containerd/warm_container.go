@@ -70,6 +70,7 @@ func ownFolders() (out []string) {
 func (c *claiming) makeRoot(ctx context.Context) (err error) {
 	if c.mnt == nil {
 		c.mnt, err = c.space.Make(ctx, c.spec.Image.Lower, c.spec.Disk)
+		c.space.Done() // its end, which frees its own copies of the disk's mount, is waited for later
 	}
 	return err
 }

@@ -164,10 +164,14 @@ func (s *Space) answer(want string) (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), "root"), nil
 }
 
+// Done tells the helper to end, without waiting for it: Path means nothing from here on. Close still has
+// to be called. Idempotent.
+func (s *Space) Done() { _ = s.sock.Close() }
+
 // Close ends the helper and lets go of the namespace. Idempotent.
 func (s *Space) Close() {
 	s.once.Do(func() {
-		_ = s.sock.Close()
+		s.Done()
 		if s.cmd.Process != nil {
 			_ = s.cmd.Process.Kill()
 			_ = s.cmd.Wait()

@@ -168,12 +168,16 @@ func Check(lower, upper string, folders []string) error {
 	return nil
 }
 
-// look returns the kind of a file; 0 if there is none.
+// look returns the kind of a file; 0 if there is none. What overlayfs notes as deleted, a device of its own,
+// counts as a folder: one can be made there.
 func look(dir, name string) (uint32, error) {
 	var st unix.Stat_t
 	err := unix.Lstat(filepath.Join(dir, name), &st)
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+		return unix.S_IFDIR, nil
 	}
 	return st.Mode & unix.S_IFMT, err
 }
