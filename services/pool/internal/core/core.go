@@ -25,6 +25,8 @@ const (
 	Grace = 5 * time.Minute
 	// ShareTime is how long a claim counts towards its tenant's share.
 	ShareTime = time.Minute
+	// HeardFor is how long a host's list counts; after that the host is silent.
+	HeardFor = 15 * time.Second
 	// SeenTime is how long a tenant that asked counts as one that may come again.
 	SeenTime = 15 * time.Minute
 	// BackoffFirst doubles with every failure of a host up to BackoffMost.
@@ -89,7 +91,8 @@ type Host struct {
 	Unwell string
 	Tiers  []corev1.Tier
 	// Images that are there, by digest.
-	Images     []string
+	Images []string
+	// FreeMemory in bytes; 0: nobody knows.
 	FreeMemory uint64
 	Boot       string
 	// Asked is when the list that follows was asked for, in this term; Heard when it came.
@@ -132,12 +135,6 @@ type Use struct {
 // Caps say how many may exist on each host: no more are there, and none above it can come into being
 // by anything that was sent. The record is stored before anything is sent that relies on it.
 type Caps map[string]int
-
-// Goal is how many the pool wants, and why.
-type Goal struct {
-	N      int
-	Reason string
-}
 
 // Kind of a step.
 type Kind int

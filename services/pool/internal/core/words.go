@@ -1,0 +1,96 @@
+package core
+
+import (
+	"fmt"
+	"strings"
+)
+
+// settling is how long after the term began hosts may still be about to answer.
+const settling = HeardFor
+
+// unhealthy says why the pool cannot be filled now: no host could, or all that could fail.
+func (d *draft) unhealthy(placed int) {
+	if d.plan.Lacking == 0 || placed > 0 && !d.allFail() || d.working() {
+		return
+	}
+	full := d.full > 0
+	var reasons []string
+	for _, h := range d.hosts {
+		if h.cannot != "" {
+			reasons = append(reasons, h.ID+": "+h.cannot)
+		}
+	}
+	switch young := d.now.Sub(d.p.began) < settling; {
+	case d.allFail():
+		d.plan.Unhealthy = "preparing fails on every host that could: " + d.failures()
+	case young || full && len(reasons) == 0:
+	case full && d.elsewhere() > 0:
+		d.plan.Unhealthy = fmt.Sprintf("%d may exist on hosts that do not answer, and the ceiling leaves no room beside them", d.elsewhere())
+	case full:
+	case len(d.hosts) == 0:
+		d.plan.Unhealthy = "there is no host"
+	default:
+		d.plan.Unhealthy = "no host can: " + few(reasons)
+	}
+}
+
+// working reports whether a host that has not failed prepares now.
+func (d *draft) working() bool {
+	for _, h := range d.hosts {
+		if h.counts && h.back.failures == 0 && h.coming() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// allFail reports whether every host that could has failed and has not prepared one since.
+func (d *draft) allFail() bool {
+	n := 0
+	for _, h := range d.hosts {
+		if !h.counts {
+			continue
+		}
+		if h.back.failures == 0 {
+			return false
+		}
+		n++
+	}
+	return n > 0
+}
+
+func (d *draft) failures() string {
+	var out []string
+	for _, h := range d.hosts {
+		if h.counts {
+			out = append(out, h.ID+": "+h.back.reason)
+		}
+	}
+	return few(out)
+}
+
+// elsewhere is how many may exist on hosts that do not answer.
+func (d *draft) elsewhere() (n int) {
+	for _, h := range d.hosts {
+		if !h.answers(d.now) {
+			n += h.cap
+		}
+	}
+	return n
+}
+
+// few reasons are enough.
+func few(all []string) string {
+	if len(all) > 4 {
+		all = append(all[:3:3], fmt.Sprintf("and %d more", len(all)-3))
+	}
+	return strings.Join(all, "; ")
+}
+
+// String is the step in words.
+func (s Step) String() string {
+	if s.Kind == RetireOne {
+		return fmt.Sprintf("retire %s on %s: %s", s.Sandbox, s.Host, s.Why)
+	}
+	return fmt.Sprintf("prepare one on %s (at most %d there): %s", s.Host, s.Cap, s.Why)
+}
