@@ -54,6 +54,8 @@ type fakeHost struct {
 	// onWake may refuse a wake.
 	onWake func(*hostv1.WakeRequest) error
 	deaf   bool
+	// coldReason is why it takes no warm one though it is told of a reservation.
+	coldReason string
 	// Sessions in the order of their wakes, how many wake now and did at most,
 	// and how many were awake at most.
 	order          []string
@@ -155,7 +157,11 @@ func (h *fakeHost) wake(ctx context.Context, _ bus.Request, r *hostv1.WakeReques
 	b.recalled = b.recalled && b.epoch == e
 	b.epoch, b.running, b.unsaved, b.disk, b.origin = e, e, false, true, origin
 	h.awakeMax = max(h.awakeMax, h.awake())
-	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
+	warm := ""
+	if r.GetReservation() != "" && h.coldReason == "" {
+		warm = "warm-of-" + r.GetReservation()
+	}
+	return &hostv1.WakeReply{Origin: origin, ImageDigest: "sha256:abc", Warm: warm, ColdReason: h.coldReason, Timing: &corev1.Timing{Total: durationpb.New(time.Millisecond),
 		Steps: []*corev1.Step{{Name: "host.disk.attach", Took: durationpb.New(time.Millisecond)}}}}, nil
 }
 
