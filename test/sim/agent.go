@@ -18,10 +18,11 @@ type agent struct {
 	m        *machine
 	boot     string
 	sessions map[ids.SessionKey]*sess
-	until    time.Duration // of the lease, on the machine's clock
-	sure     bool          // the host knows what it owns; else nothing thaws or begins
-	losses   int           // how often it did not any more
-	again    signal        // it knows
+	warm     map[string]bool // sandboxes of nobody that this process made
+	until    time.Duration   // of the lease, on the machine's clock
+	sure     bool            // the host knows what it owns; else nothing thaws or begins
+	losses   int             // how often it did not any more
+	again    signal          // it knows
 	ready    signal
 	rejoin   signal
 	erasing  signal
@@ -52,7 +53,7 @@ type operation struct {
 
 func newAgent(m *machine) *agent {
 	m.boots++
-	a := &agent{w: m.w, m: m, boot: fmt.Sprintf("%s-%d", m.id, m.boots), sessions: map[ids.SessionKey]*sess{}}
+	a := &agent{w: m.w, m: m, boot: fmt.Sprintf("%s-%d", m.id, m.boots), sessions: map[ids.SessionKey]*sess{}, warm: map[string]bool{}}
 	for _, k := range sortedKeys(m.inv) {
 		rec := m.inv[k]
 		st := host.State{Phase: rec.st.Phase, Generation: rec.st.Generation, Epoch: rec.st.Epoch, Spent: rec.st.Spent, Slept: rec.st.Slept, LastActivity: rec.st.LastActivity}

@@ -53,7 +53,7 @@ var wanted = []string{
 	"proposal of a deposed leader", "proposal that had become the head", "replica restored from a snapshot", "request by the durable door", "request sent again", "retention ended", "returned to its host",
 	"sandbox adopted", "sandbox stopped by the watchdog", "sandboxes frozen", "scheduler refuses a stale answer", "sleep could not be saved", "sleep recalled", "stale disk dropped",
 	"stale disk refused", "store away", "store full", "store slow", "stray sandbox removed", "unplaceable", "wake failed on the host", "wake on a full disk pool", "wake on a host without a lease",
-	"wake takes long", "wake timed out", "wake: created", "wake: restored as of", "wake: restored, and something unsaved was lost", "wake: resumed", "write answered", "tier raised to that of the machine that wrote the disk",
+	"wake takes long", "wake timed out", "wake: created", "wake: restored as of", "wake: restored, and something unsaved was lost", "wake: resumed", "warm sandbox claimed", "reserved warm sandbox was gone", "over share: starts cold", "write answered", "tier raised to that of the machine that wrote the disk",
 }
 
 // entryHits counts what entries came to.

@@ -178,8 +178,12 @@ func (l *leader) wakeCtx(c *ctx, s *sched.Session) *ctx {
 }
 
 func wakeRequest(c *ctx, s *sched.Session) wakeReq {
-	return wakeReq{tenant: s.Tenant, ref: refOf(s), terms: s.Terms, head: s.Manifest, lastActive: s.LastActive,
+	r := wakeReq{tenant: s.Tenant, ref: refOf(s), terms: s.Terms, head: s.Manifest, lastActive: s.LastActive,
 		fresh: s.Fresh(), unsaved: s.TellRestored(), image: s.ImageDigest, name: s.Name, until: c.until}
+	if s.Wake != nil {
+		r.reservation, r.cold = s.Wake.Reservation, s.Wake.Cold
+	}
+	return r
 }
 
 func (l *leader) stepWake(t *task, c *ctx, s *sched.Session) error {

@@ -153,7 +153,7 @@ func (l *leader) applied(out sched.Outcome) {
 func (l *leader) facts(h ids.Host) sched.HostFacts { return sched.HostFacts{Alive: l.alive(h)} }
 
 func (l *leader) candidates(keys []ids.SessionKey, t *sched.Terms) []sched.Candidate {
-	return l.st().Rank(l.session(keys...), *t, l.facts)
+	return l.w.advise(l.st().Rank(l.session(keys...), *t, l.facts))
 }
 
 func (l *leader) backoff(tries int) time.Duration { return min(retryMin<<min(tries, 16), retryMax) }

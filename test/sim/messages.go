@@ -18,6 +18,8 @@ type (
 		lastActive           ids.Epoch
 		fresh, unsaved, none bool
 		until                time.Duration // real time; 0: none
+		reservation          string        // of a warm sandbox, as committed with the placement
+		cold                 bool
 	}
 	wakeReply struct {
 		origin corev1.Origin

@@ -96,6 +96,7 @@ func (a *agent) attach(t *task, c *ctx, key host.Key, r wakeReq) (*image, time.T
 
 // create makes a sandbox. Some take long, some fail half-way.
 func (a *agent) create(t *task, c *ctx, key host.Key, r wakeReq, img *image) (*box, error) {
+	a.claim(key.Session, r)
 	d := a.w.between(5*time.Millisecond, 200*time.Millisecond)
 	if a.w.chance(a.w.faults.slowWake) {
 		a.w.cov.hit("wake takes long")

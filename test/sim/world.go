@@ -68,6 +68,7 @@ type World struct {
 	identity    *identity
 	machines    []*machine
 	users       *users
+	advice      *advice
 
 	truth
 }
@@ -105,7 +106,7 @@ func Run(seed uint64, opt Options) (res Result) {
 }
 
 func newWorld(seed uint64, opt Options) *World {
-	w := &World{kernel: newKernel(seed, opt.Trace), opt: opt, cov: Coverage{}, services: map[string][]*proc{}, draining: map[ids.Host]bool{}, truth: newTruth()}
+	w := &World{kernel: newKernel(seed, opt.Trace), opt: opt, cov: Coverage{}, services: map[string][]*proc{}, draining: map[ids.Host]bool{}, truth: newTruth(), advice: newAdvice(seed)}
 	w.net.cut = map[[2]string]bool{}
 	w.opt.stops = true
 	w.pace = w.between(200*time.Millisecond, 6*time.Second)

@@ -38,6 +38,13 @@ type (
 	EventKind = core.EventKind
 )
 
+// What a pool says of candidates.
+var (
+	Reservable = core.Reservable
+	Reserved   = core.Reserved
+	Cold       = core.Cold
+)
+
 // The entries.
 type (
 	Ref          = core.Ref
