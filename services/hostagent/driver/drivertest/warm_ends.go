@@ -1,12 +1,15 @@
 package drivertest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -300,7 +303,8 @@ func (s *suite) claimedLimits(t *testing.T) {
 	}
 }
 
-// claimedDetaches: the disk of a session that was claimed for, held by what is left of its sandbox.
+// claimedDetaches: the disk of a session that was claimed for, held by what is left of its sandbox, or by a
+// warm one that was made while the disk was mounted and has a copy of the host's mounts.
 func (s *suite) claimedDetaches(t *testing.T) {
 	d, p := s.preparer(t)
 	h, ok := s.host.(Detacher)
@@ -311,10 +315,26 @@ func (s *suite) claimedDetaches(t *testing.T) {
 	w, other := warmOf(spec), warmOf(s.spec(t, 2, 1))
 	prepare(t, p, w)
 	sb, k := s.claim(t, p, w.ID, spec)
-	prepare(t, p, other) // made while the disk was in use
+	holder := prepare(t, p, other)
+	if !s.caps.RawDisk && holder.PID != 0 {
+		table := readHost(t, fmt.Sprintf("/proc/%d/mountinfo", holder.PID))
+		if strings.Contains(table, " "+deviceOf(t, spec.Disk)+" ") {
+			t.Error("a warm sandbox holds the disk of another session")
+		}
+	}
 	k.must(t, "write", "/etc/mine", "kept")
 	s.stop(t, d, sb)
 	if err := h.Detach(t, spec); err != nil {
 		t.Errorf("right after the stop its disk cannot be taken off: %v", err)
 	}
+}
+
+// deviceOf is the number of the device at a path, as tables of mounts have it.
+func deviceOf(t *testing.T, path string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
-// making is one Create.
+// making is one Create, Prepare or Claim.
 type making struct {
 	d     *Driver
 	spec  driver.Spec
 	id    ids.SandboxID
 	rec   record
 	first *first // the first process, from its start on
+	warm  bool   // it is for nobody yet
 }
 
 // Create implements driver.Driver.
@@ -25,8 +26,16 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if err := spec.Check(d.Capabilities()); err != nil {
 		return driver.Sandbox{}, err
 	}
-	id := spec.ID()
-	defer d.lock(id)()
+	id, unlock := d.lockOf(spec)
+	for id != spec.ID() { // it was claimed, and what is left of it if it does not run is removed
+		sb, err := d.running(ctx, id)
+		unlock()
+		if err != nil || sb.ID != "" {
+			return sb, fail(op, id, err)
+		}
+		id, unlock = d.lockOf(spec)
+	}
+	defer unlock()
 	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
 		return sb, fail(op, id, err)
 	}
@@ -34,14 +43,22 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if err != nil {
 		return driver.Sandbox{}, err
 	}
-	m := &making{d: d, spec: spec, id: id, rec: rec}
+	return d.make(ctx, op, &making{d: d, spec: spec, id: id, rec: rec}, (*making).table)
+}
+
+// make runs the steps of a table for one sandbox, whose lock is held.
+func (d *Driver) make(ctx context.Context, op string, m *making, table func(*making) steps.Table) (driver.Sandbox, error) {
 	defer m.letGo()
-	times, err := d.run.Run(ctx, m.table())
+	id := m.id
+	times, err := d.run.Run(ctx, table(m))
 	if err != nil {
 		if len(d.parts(id)) == 0 {
 			d.forget(id)
 		}
 		return driver.Sandbox{}, fail(op, id, err)
+	}
+	if m.warm {
+		m.keep()
 	}
 	sb := d.sandbox(id, m.rec)
 	sb.Steps = times
@@ -93,11 +110,13 @@ func (m *making) begin(context.Context) error {
 	return makePipes(dir)
 }
 
+func limitsOf(l driver.Limits) cgroup.Limits {
+	return cgroup.Limits{CPUMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, PIDs: l.PIDs}
+}
+
 func (m *making) makeCgroup(context.Context) error {
-	l := m.spec.Limits
 	path := m.d.cgroupOf(m.id)
-	err := m.d.cgroup.Create(path, cgroup.Limits{CPUMillis: l.CPUMillis, MemoryBytes: l.MemoryBytes, PIDs: l.PIDs})
-	if err != nil {
+	if err := m.d.cgroup.Create(path, limitsOf(m.spec.Limits)); err != nil {
 		return err
 	}
 	for _, dir := range m.d.cgroupFolders(path) {

@@ -70,7 +70,7 @@ func NewConfig(dir, bin string) Config {
 	}
 }
 
-// Driver implements driver.Driver, Watcher, Meter, Freezer, Checker and Snapshotter.
+// Driver implements driver.Driver, Watcher, Meter, Freezer, Checker, Snapshotter and Preparer.
 type Driver struct {
 	cfg    Config
 	log    *slog.Logger
@@ -81,7 +81,8 @@ type Driver struct {
 	mu    sync.Mutex
 	locks map[ids.SandboxID]*sync.Mutex
 	known map[ids.SandboxID]record
-	ends  map[ids.SandboxID]end // of first processes that this driver started and saw end
+	warm  map[ids.SandboxID]*first // first processes that this driver started for nobody, and that wait
+	ends  map[ids.SandboxID]end    // of first processes that this driver started and saw end
 	news  map[chan struct{}]bool
 	slots idrange.Claims
 }
@@ -93,6 +94,7 @@ var (
 	_ driver.Freezer     = (*Driver)(nil)
 	_ driver.Checker     = (*Driver)(nil)
 	_ driver.Snapshotter = (*Driver)(nil)
+	_ driver.Preparer    = (*Driver)(nil)
 )
 
 // Open takes over what an earlier driver left running, and begins to compile the JavaScript tool if
@@ -112,7 +114,7 @@ func Open(_ context.Context, cfg Config) (*Driver, error) {
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, cgroup: tree,
 		locks: map[ids.SandboxID]*sync.Mutex{}, known: map[ids.SandboxID]record{}, ends: map[ids.SandboxID]end{},
-		news:  map[chan struct{}]bool{},
+		news: map[chan struct{}]bool{}, warm: map[ids.SandboxID]*first{},
 		slots: idrange.Claims{Dir: cfg.IDs, Owner: "wasm-" + cfg.Cgroup, Count: cfg.IDRanges},
 	}
 	if d.log == nil {
@@ -155,7 +157,7 @@ func (d *Driver) recall() error {
 func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 	c := driver.Capabilities{
 		Isolated: true, UserNamespace: true, Disk: true, Memory: true, PIDs: true, CPU: true, OpenFiles: true,
-		Adopts: true, Holds: true, Missing: []string{"a limit on disk bandwidth"},
+		Adopts: true, Holds: true, Warm: true, Missing: []string{"a limit on disk bandwidth"},
 	}
 	if d.cfg.JS == "" {
 		c.Missing = append(c.Missing, "the JavaScript tool")
@@ -182,11 +184,15 @@ func (d *Driver) Snapshot(ctx context.Context, t driver.Tier, img driver.Image, 
 	return nil
 }
 
-// Close implements driver.Driver: sandboxes go on.
+// Close implements driver.Driver: sandboxes go on, but for those that wait for this driver's order.
 func (d *Driver) Close() error {
 	d.code.close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, f := range d.warm {
+		_ = f.sock.Close()
+	}
+	clear(d.warm)
 	if len(d.known) > 0 {
 		return nil
 	}
@@ -231,18 +237,55 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 	if r, ok := d.known[id]; ok {
 		return r, nil
 	}
+	if err := d.busy(op, spec.Session); err != nil {
+		return record{}, err
+	}
+	return d.note(op, id, record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch})
+}
+
+// busy refuses what would give a session a second sandbox. d.mu is held.
+func (d *Driver) busy(op string, s ids.SessionKey) error {
 	for other, r := range d.known {
-		if r.Session == spec.Session {
-			return r, errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
+		if r.Session == s {
+			return errs.Errorf(op, errkind.Busy, "the session has compute of epoch %s here (%s)", r.Epoch, other)
 		}
 	}
+	return nil
+}
+
+// note notes a sandbox with ids of its own. d.mu is held.
+func (d *Driver) note(op string, id ids.SandboxID, r record) (record, error) {
 	slot, err := d.slots.Take()
 	if err != nil {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
-	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Slot: slot}
+	r.Slot = slot
 	d.known[id] = r
 	return r, nil
+}
+
+// lockOf locks the sandbox that an epoch of a session has or would have: the one that was claimed for it,
+// or that of its own name.
+func (d *Driver) lockOf(spec driver.Spec) (ids.SandboxID, func()) {
+	for {
+		id := d.nameOf(spec)
+		unlock := d.lock(id)
+		if d.nameOf(spec) == id {
+			return id, unlock
+		}
+		unlock() // it was claimed, or removed, meanwhile
+	}
+}
+
+func (d *Driver) nameOf(spec driver.Spec) ids.SandboxID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, r := range d.known {
+		if r.of(spec) {
+			return id
+		}
+	}
+	return spec.ID()
 }
 
 // compileUser is a user of the host for one compilation.
@@ -259,6 +302,10 @@ func (d *Driver) forget(id ids.SandboxID) {
 	if r, ok := d.known[id]; ok {
 		d.slots.Give(r.Slot)
 	}
+	if f := d.warm[id]; f != nil {
+		_ = f.sock.Close()
+	}
+	delete(d.warm, id)
 	delete(d.known, id)
 	delete(d.ends, id)
 }

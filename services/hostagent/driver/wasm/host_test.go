@@ -69,7 +69,11 @@ type host struct {
 	keys   map[disk.Key]bool
 }
 
-var _ drivertest.Host = (*host)(nil)
+var (
+	_ drivertest.Host     = (*host)(nil)
+	_ drivertest.Breaker  = (*host)(nil)
+	_ drivertest.Detacher = (*host)(nil)
+)
 
 // newHost makes a host; with the JavaScript tool if js is true. Machine code is kept from one run of
 // the tests to the next: compiling that tool takes long, and its folder is named by what it is.
@@ -256,6 +260,20 @@ var errFault = errors.New("fault of the test")
 
 // Crash implements drivertest.Host.
 func (h *host) Crash(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
+	return breakAt(d, points, n, hard)
+}
+
+// Break implements drivertest.Breaker.
+func (h *host) Break(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
+	return breakAt(d, warmPoints, n, hard)
+}
+
+// Detach implements drivertest.Detacher.
+func (h *host) Detach(_ testing.TB, spec driver.Spec) error {
+	return h.disks.Detach(context.Background(), disk.Key{Session: spec.Session, Generation: spec.Generation})
+}
+
+func breakAt(d driver.Driver, points []string, n int, hard bool) bool {
 	if n >= len(points) {
 		return false
 	}
@@ -274,4 +292,9 @@ func (h *host) Crash(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
 
 func TestConformance(t *testing.T) {
 	drivertest.Run(t, newHost(t, false))
+}
+
+// TestConformanceOfClaimed: what was prepared for nobody is as good as what was made for its session.
+func TestConformanceOfClaimed(t *testing.T) {
+	drivertest.RunShared(t, drivertest.Claimed(newHost(t, false)))
 }

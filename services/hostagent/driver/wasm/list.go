@@ -33,6 +33,10 @@ func (d *Driver) List(context.Context) ([]driver.Found, error) {
 		if r, err := readRecord(d.folder(id)); err == nil {
 			f.Sandbox = d.sandbox(id, r)
 			switch {
+			case d.isWarm(id) && r.alive():
+				f.State = driver.Waiting
+			case d.isWarm(id):
+				f.State = driver.Exited
 			case r.Whole && r.alive():
 				f.State = driver.Running
 			case r.Whole:

@@ -25,7 +25,8 @@ const (
 	idRange = idroot.Size
 )
 
-// record is the first thing that is written of a sandbox and the last that goes.
+// record is the first thing that is written of a sandbox and the last that goes. One that is nobody's has
+// no session.
 type record struct {
 	Session    ids.SessionKey `json:"session"`
 	Generation ids.Generation `json:"generation"`
@@ -49,8 +50,9 @@ func readRecord(dir string) (record, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return r, err
 	}
-	if id := driver.ID(r.Session, r.Generation, r.Epoch); string(id) != filepath.Base(dir) {
-		return r, fmt.Errorf("the record in %s is that of %s", filepath.Base(dir), id)
+	name := ids.SandboxID(filepath.Base(dir))
+	if id := driver.ID(r.Session, r.Generation, r.Epoch); id != name && !name.IsWarm() {
+		return r, fmt.Errorf("the record in %s is that of %s", name, id)
 	}
 	return r, nil
 }
@@ -79,6 +81,11 @@ func makePipes(dir string) error {
 		}
 	}
 	return os.WriteFile(filepath.Join(dir, statusFile), nil, 0o600)
+}
+
+// of reports whether the sandbox is the one of the spec: by session, generation and epoch.
+func (r record) of(s driver.Spec) bool {
+	return r.Session == s.Session && r.Generation == s.Generation && r.Epoch == s.Epoch
 }
 
 // alive reports whether the first process runs: one that has ended and was not collected does not.

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/guest/wasm/order"
 )
 
@@ -43,7 +42,7 @@ func (m *making) start(context.Context) error {
 	if m.first != nil {
 		return nil
 	}
-	f, err := m.d.startFirst(m.id, m.rec)
+	f, err := m.d.startFirst(m)
 	if err != nil {
 		return err
 	}
@@ -66,8 +65,8 @@ func (m *making) start(context.Context) error {
 // byDescriptor names a file for exec by the descriptor that the new process has of it.
 func byDescriptor(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-func (d *Driver) startFirst(id ids.SandboxID, rec record) (*first, error) {
-	ch := d.channel(id)
+func (d *Driver) startFirst(m *making) (*first, error) {
+	ch := d.channel(m.id)
 	var opened []*os.File
 	defer func() {
 		for _, f := range opened {
@@ -104,10 +103,10 @@ func (d *Driver) startFirst(id ids.SandboxID, rec record) (*first, error) {
 	opened = append(opened, program)
 	limit := unix.NsecToTimeval(enterTime.Nanoseconds())
 	_ = unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
-	own := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(d.firstID(rec.Slot)), Size: idRange}}
+	own := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(d.firstID(m.rec.Slot)), Size: idRange}}
 	f := &first{sock: os.NewFile(uintptr(pair[0]), "order")}
 	f.cmd = &exec.Cmd{
-		Path: byDescriptor(order.SupervisorProgram), Args: []string{order.Supervisor}, Dir: "/", Env: []string{"GOGC=50"},
+		Path: byDescriptor(order.SupervisorProgram), Args: m.supervisor(), Dir: "/", Env: []string{"GOGC=50"},
 		Stdin: in, Stdout: out, ExtraFiles: []*os.File{theirs, program},
 		SysProcAttr: &syscall.SysProcAttr{
 			Setsid: true,
@@ -123,7 +122,15 @@ func (d *Driver) startFirst(id ids.SandboxID, rec record) (*first, error) {
 	return f, nil
 }
 
-// letGo closes what Create alone needs; a first process without its order ends by that.
+// supervisor is the command of the first process.
+func (m *making) supervisor() []string {
+	if m.warm {
+		return []string{order.Supervisor, order.Waits}
+	}
+	return []string{order.Supervisor}
+}
+
+// letGo closes what its maker alone needs; a first process without its order ends by that.
 func (m *making) letGo() {
 	if m.first != nil {
 		_ = m.first.sock.Close()
@@ -265,14 +272,22 @@ func (f *first) ask(o order.Sandbox, parts []*os.File) error {
 	if err := unix.Sendmsg(sock, b, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("ask first process: %w", err)
 	}
+	return f.says(order.Ready)
+}
+
+// says waits until the first process says this word.
+func (f *first) says(word string) error {
 	buf := make([]byte, 4096)
-	n, err := unix.Read(sock, buf)
+	n, err := unix.Read(int(f.sock.Fd()), buf)
+	for err == unix.EINTR { // a call with a time limit is not begun again by the kernel
+		n, err = unix.Read(int(f.sock.Fd()), buf)
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("wait for first process: %w", err)
 	case n == 0:
 		return errors.New("the first process ended before its sandbox stood")
-	case string(buf[:n]) != order.Ready:
+	case string(buf[:n]) != word:
 		return errors.New("first process: " + strings.ToValidUTF8(string(buf[:n]), "?"))
 	}
 	return nil

@@ -34,11 +34,19 @@ type supervisor struct {
 	ahead  ahead
 }
 
-// Supervise is the supervisor's life. It returns the exit code of the process.
-func Supervise() int {
+// Supervise is the supervisor's life. It returns the exit code of the process. One that waits for its
+// order holds nothing of the host's files meanwhile.
+func Supervise(waits bool) int {
 	_ = unix.Close(order.SupervisorProgram)
 	s := &supervisor{}
-	status, err := s.enter()
+	var status *os.File
+	var err error
+	if waits {
+		err = wait()
+	}
+	if err == nil {
+		status, err = s.enter()
+	}
 	if err != nil {
 		_ = unix.Sendmsg(order.Socket, []byte(err.Error()), nil, nil, unix.MSG_NOSIGNAL)
 		return order.ExitJail
@@ -55,6 +63,14 @@ func Supervise() int {
 	}
 	_, _ = status.WriteString(strconv.Itoa(code))
 	return code
+}
+
+// wait says that the order may come, now or in hours.
+func wait() error {
+	if err := jail.Shed(); err != nil {
+		return err
+	}
+	return unix.Sendmsg(order.Socket, []byte(order.Waiting), nil, nil, unix.MSG_NOSIGNAL)
 }
 
 // enter makes the sandbox around this process and gives up what it took to do so.

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 )
 
 func init() {
@@ -33,12 +35,27 @@ func init() {
 		"spawn":    spawn,
 		"fork":     fork,
 		"bomb":     bomb,
+		"enter":    enterRoot,
 	} {
 		operations[name] = f
 	}
 }
 
-func prepare() { signal.Ignore(syscall.SIGPIPE) }
+func prepare() {
+	signal.Ignore(syscall.SIGPIPE)
+	if len(os.Args) > 1 && os.Args[1] == enter.Flag {
+		if err := enter.Prepare(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// enterRoot makes a folder the root of all that runs here, as the guest agent does after a claim.
+func enterRoot(a []string) (string, error) {
+	_, err := enter.Root(a[0])
+	return "", err
+}
 
 // child is a process of the sandbox other than the first.
 func child(args []string) bool {

@@ -32,16 +32,40 @@ func Enter(p Parts) error {
 	if err := overlay(p); err != nil {
 		return err
 	}
+	if err := leave(); err != nil {
+		return err
+	}
+	return furnish(p)
+}
+
+// Shed leaves the process with an empty folder and nothing of the host's files. The copies of the host's
+// mounts that it was born with would keep every disk busy that was there then, for as long as it waits.
+// Enter works from there as from the host's root. It needs new mount and user namespaces.
+func Shed() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/tmp", "tmpfs", 0, "size=64k,mode=700"); err != nil {
+		return fmt.Errorf("mount a file system of its own: %w", err)
+	}
+	if err := unix.Mkdir("/tmp/tmp", 0o700); err != nil {
+		return fmt.Errorf("make a place for the root: %w", err)
+	}
+	if err := os.Chdir("/tmp"); err != nil {
+		return err
+	}
+	return leave()
+}
+
+// leave makes the current folder, a mount, the root, and drops what was there before.
+func leave() error {
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("leave the host's files: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("drop the host's files: %w", err)
 	}
-	if err := os.Chdir("/"); err != nil {
-		return err
-	}
-	return furnish(p)
+	return os.Chdir("/")
 }
 
 // Keep makes a folder, a mount that is attached nowhere, all that the process has of any file system.
@@ -57,13 +81,7 @@ func Keep(folder int) error {
 	if err := os.Chdir("/tmp"); err != nil {
 		return err
 	}
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("leave the host's files: %w", err)
-	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("drop the host's files: %w", err)
-	}
-	return os.Chdir("/")
+	return leave()
 }
 
 // overlay mounts image and disk as one, in the place of the host's /tmp, and goes there.

@@ -28,6 +28,13 @@ const (
 	CompilerProgram   = 6
 )
 
+// Waits is the argument of a supervisor that is started before anybody needs it. It keeps nothing of the
+// host's files, says Waiting, and takes its order when that comes.
+const Waits = "waits"
+
+// Waiting is what it says then.
+const Waiting = "waiting"
+
 // MaxMessage of the socket, in bytes.
 const MaxMessage = 256 << 10
 

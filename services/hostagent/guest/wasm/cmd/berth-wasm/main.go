@@ -15,7 +15,7 @@ import (
 func main() {
 	switch {
 	case os.Args[0] == order.Supervisor:
-		os.Exit(wasm.Supervise())
+		os.Exit(wasm.Supervise(len(os.Args) == 2 && os.Args[1] == order.Waits))
 	case os.Args[0] == order.Runner && len(os.Args) == 2:
 		os.Exit(wasm.RunCall(os.Args[1]))
 	case os.Args[0] == order.Compiler:
