@@ -22,14 +22,14 @@ func (c *cloner) Snapshot(_ context.Context, t driver.Tier, img driver.Image, l 
 	return c.fail
 }
 
-// shelf is an image store in which everything is there.
-type shelf struct{ images }
+// loft is an image store in which everything is there.
+type loft struct{ images }
 
-func (shelf) Ensure(_ context.Context, ref string) (driver.Image, error) {
+func (loft) Ensure(_ context.Context, ref string) (driver.Image, error) {
 	return driver.Image{Digest: "of-" + ref}, nil
 }
 
-func (shelf) Block(_ context.Context, digest string) (driver.Image, error) {
+func (loft) Block(_ context.Context, digest string) (driver.Image, error) {
 	return driver.Image{Digest: digest, Block: "+file"}, nil
 }
 
@@ -37,7 +37,7 @@ func (shelf) Block(_ context.Context, digest string) (driver.Image, error) {
 // from the image that the name stands for, as a file for a machine; a failure keeps nothing else back.
 func TestTheFirstUserDoesNotWaitForASnapshot(t *testing.T) {
 	drv := &cloner{fail: errors.New("no memory")}
-	h := &host{log: testLog(), drv: drv, images: shelf{}, caps: map[driver.Tier]driver.Capabilities{driver.MicroVM: {RawDisk: true}, driver.WASM: {}}}
+	h := &host{log: testLog(), drv: drv, images: loft{}, caps: map[driver.Tier]driver.Capabilities{driver.MicroVM: {RawDisk: true}, driver.WASM: {}}}
 	h.cfg.Images = map[string]string{"default": "/layout"}
 	h.cfg.Ahead = []Ahead{{Tier: "microvm", Image: "default", MemoryBytes: 1}, {Tier: "wasm", Image: "tools", MemoryBytes: 2}, {Tier: "microvm", Image: "other", MemoryBytes: 3}}
 	h.makeAhead(t.Context(), driver.MicroVM)

@@ -89,6 +89,9 @@ func (h *host) joinPage(ctx context.Context, req *schedulerv1.JoinRequest) (*sch
 // another third of waiting would have everything frozen for one lost answer.
 const renewAgain = 100 * time.Millisecond
 
+// retellPause bounds how often news alone make the host renew its lease.
+const retellPause = 50 * time.Millisecond
+
 // keepLease renews the lease every third of its time until ctx ends. Whoever lost it joins again.
 func (h *host) keepLease(ctx context.Context) {
 	pause := h.lease.pause()
@@ -97,6 +100,12 @@ func (h *host) keepLease(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
+		case <-h.retell:
+			select { // what else changes in this moment goes with it
+			case <-time.After(retellPause):
+			case <-ctx.Done():
+				return
+			}
 		}
 		pause = h.lease.pause()
 		if err := h.renew(ctx); err != nil && ctx.Err() == nil {

@@ -35,11 +35,14 @@ const (
 var places = map[string]string{
 	"rpc.wake": byPlaces, "rpc.sleep": byPlaces, "rpc.grow": byPlaces, "rpc.delete": byTaking,
 	"rpc.activity": byReading, "rpc.inventory": byReading, "rpc.snapshots": byReading,
+	"rpc.prepare": byPlaces, "rpc.retire": byTaking, "rpc.warm": byReading, // of these: also the term of the pool
 	"rpc.verify": byReading, // it may note that the local image is to be kept, which is never wrong
 
-	"wake": byLease, "sleep": byLease, "grow": byLease, "admit": byLease, "checkpoint": byLease, "snapshot": byLease,
+	"prepare": byLease,
+	"wake":    byLease, "sleep": byLease, "grow": byLease, "admit": byLease, "checkpoint": byLease, "snapshot": byLease,
 	"disk.drop": byLease, "commit_manifest": byLease, "data_key": byLease, "store.sweep": byLease,
 
+	"host.claim": byLease, "host.claim.place": byLease, "host.claim.bind": byLease, "host.claim.guest": byLease,
 	"host.image": byLease, "host.disk.attach": byLease, "host.place": byLease, "host.driver.create": byLease, "host.guest.hello": byLease,
 	"host.store": byLease, "host.guest.quiesce": byLease, "host.driver.stop": byTaking, "host.disk.seal": byLease,
 
@@ -70,7 +73,8 @@ func TestEveryPlaceThatActsIsListed(t *testing.T) {
 	}
 	h := &host{}
 	s := &session{h: h, key: key("u")}
-	for _, stage := range (&making{s: s, req: &hostv1.WakeRequest{}}).table() {
+	m := &making{s: s, req: &hostv1.WakeRequest{}}
+	for _, stage := range append(m.table(), m.claimTable()...) {
 		for _, step := range stage {
 			found[step.Name] = true
 		}
@@ -96,8 +100,9 @@ func TestEveryPlaceThatActsIsListed(t *testing.T) {
 // leaseRig is a rig whose clock the test moves, with one session awake.
 func leaseRig(t *testing.T) (*rig, *procs, *corev1.SessionRef) {
 	t.Helper()
-	drv := newProcs(t)
-	r := newRig(t, drv)
+	ready := newReadyProcs(t)
+	drv := ready.procs
+	r := newRig(t, ready)
 	r.clock = &movedClock{}
 	r.sched.lease = time.Minute // nothing is lost before the test says so
 	r.start()
@@ -139,6 +144,10 @@ func TestNoEffectWithoutALease(t *testing.T) {
 		},
 		"grow": func() error {
 			_, err := h.rpcGrow(t.Context(), bus.Request{}, &hostv1.GrowRequest{Session: one, SizeBytes: 2 << 30})
+			return err
+		},
+		"prepare": func() error {
+			_, err := h.rpcPrepare(t.Context(), bus.Request{}, prepareOf(ids.NewWarmID(), 1))
 			return err
 		},
 		"admit": func() error {
@@ -210,7 +219,7 @@ func (r *rig) commits() (n int) {
 // step is refused, nothing is left, and the same epoch goes well once the host goes on.
 func TestSuspendedInTheMiddleOfAWake(t *testing.T) {
 	r, drv, _ := leaseRig(t)
-	steps := []string{"host.image", "host.disk.attach", "host.place", "host.driver.create", "host.guest.hello"}
+	steps := []string{"host.image", "host.disk.attach", "host.claim", "host.place", "host.driver.create", "host.guest.hello"}
 	for i, name := range steps[1:] {
 		r.noted.clear()
 		r.run.h.steps.Fault = func(step string) error {

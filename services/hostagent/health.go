@@ -63,7 +63,7 @@ func (h *host) unhealthy() string {
 // hostLoad is what the host says of itself with each join and renewal. It asks nobody: a renewal must
 // not wait.
 func (h *host) hostLoad() *schedulerv1.HostLoad {
-	l := &schedulerv1.HostLoad{Unhealthy: h.unhealthy(), Tiers: h.tierFacts()}
+	l := &schedulerv1.HostLoad{Unhealthy: h.unhealthy(), Tiers: h.tierFacts(), Warm: h.keeper.load()}
 	if h.images == nil {
 		return l
 	}

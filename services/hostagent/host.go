@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gocloud.dev/blob"
@@ -25,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 	"github.com/berth-dev/berth/services/hostagent/internal/fence"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/shelf"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -51,6 +53,7 @@ type host struct {
 	box    *box.Server
 	lease  *lease
 	fence  *fence.Fence // nil: no cgroup holds the sandboxes
+	keeper *warmKeeper  // of warm sandboxes
 	health health
 	log    *slog.Logger
 	meters meters
@@ -65,6 +68,8 @@ type host struct {
 	removed chan struct{}
 	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
 	rejoin, erase chan struct{}
+	// retell asks for a renewal of the lease now, since what the host says with it has changed.
+	retell chan struct{}
 	// sweeping is the place of sweeps of the store after a sleep, one at a time.
 	sweeping chan struct{}
 
@@ -89,8 +94,48 @@ type session struct {
 	sb  *sandbox
 	// touched is when the phase changed last, on the clock of leases.
 	touched time.Duration
+	// compute is what there is of compute, or nil. It is read without mu.
+	compute atomic.Pointer[compute]
 	// gone: the host forgot this; ask it for the session again.
 	gone bool
+}
+
+// compute is what a session with compute counts for.
+type compute struct {
+	epoch  ids.Epoch
+	kind   shelf.Kind
+	memory uint64
+	awake  bool
+}
+
+// count notes what the session counts for now. mu is held.
+func (s *session) count() {
+	if s.st.Phase == core.Absent || s.st.Phase == "" {
+		s.compute.Store(nil)
+		return
+	}
+	next := s.compute.Load()
+	awake := s.st.Phase == core.Awake
+	switch {
+	case next == nil || next.epoch != s.st.Epoch:
+		t := termsOf(s.rec)
+		next = &compute{epoch: s.st.Epoch, kind: kindOf(t), memory: t.GetLimits().GetMemoryBytes(), awake: awake}
+	case next.awake != awake:
+		again := *next
+		again.awake = awake
+		next = &again
+	}
+	s.compute.Store(next)
+}
+
+// memory is what the sessions with compute may use in all.
+func (h *host) memory() (sum uint64) {
+	for _, s := range h.all() {
+		if c := s.compute.Load(); c != nil {
+			sum += c.memory
+		}
+	}
+	return sum
 }
 
 // operation is a wake, sleep, drop or delete under way.
@@ -180,6 +225,11 @@ func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, erro
 		s.fill(&rec, req)
 		put = s.h.inv.PutSoon
 	}
+	if end, ok := ev.(core.Ended); ok && end.Op == core.OpWake {
+		// Nor for that of its end: a sandbox that is there without it is adopted once scheduler says that
+		// it was told, and woken again or removed if not. It does not outlive the machine either way.
+		put = s.h.inv.PutSoon
+	}
 	if sl, ok := req.(*hostv1.SleepRequest); ok && rec.Tenant == "" {
 		rec.Tenant = ids.Tenant(sl.GetSession().GetTenant()) // saved at rest by a host that had forgotten it
 	}
@@ -197,6 +247,7 @@ func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, erro
 		s.touched = s.h.lease.now()
 	}
 	s.st, s.rec = next, rec
+	s.count()
 	return cmds, nil
 }
 
@@ -280,6 +331,9 @@ func (s *session) perform(o *operation) {
 		sb, o.err = o.sb.again(o.sb.guest), s.recalled()
 		sb.saved = o.sb.saved
 	}
+	if o.op == core.OpWake && sb != nil {
+		s.rec.Sandbox = string(sb.ID) // a claimed one keeps its name
+	}
 	ended := core.Ended{Op: o.op, At: time.Now(), Failed: o.err != nil}
 	cmds, err := s.decide(ended, o.reply)
 	if err != nil {
@@ -289,6 +343,7 @@ func (s *session) perform(o *operation) {
 	if sb != nil {
 		s.sb = sb
 		s.h.link(sb, s)
+		s.h.keeper.moved(sb.ID)
 	}
 	s.mu.Unlock()
 	if sb != nil && len(cmds) > 0 {

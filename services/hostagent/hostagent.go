@@ -91,10 +91,11 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	h = &host{
 		cfg: cfg, id: ids.Host(cfg.Host), boot: string(ids.NewSandboxID()), conn: conn, log: log,
 		lease: newLease(cfg.Margin, cfg.Fence == fenceStop), meters: newMeters(), wakes: make(chan struct{}, cfg.MaxWakes),
-		ready: make(chan struct{}), removed: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
+		ready: make(chan struct{}), removed: make(chan struct{}), rejoin: make(chan struct{}, 1), erase: make(chan struct{}, 1), retell: make(chan struct{}, 1), sweeping: make(chan struct{}, 1),
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 		limits: map[ids.SandboxID]map[driver.EventKind]time.Time{},
 	}
+	h.keeper = newKeeper(h)
 	// Parts that are opened below may tell of something at once: a pool that is full, for one.
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
@@ -226,6 +227,7 @@ func (h *host) load() error {
 			Phase: core.Phase(r.Phase), Generation: r.Generation, Epoch: r.Epoch,
 			Spent: r.Spent, Slept: r.Slept, LastActivity: r.LastActivity,
 		}
+		s.count()
 	}
 	return nil
 }
@@ -312,6 +314,7 @@ func (h *host) begin(ctx context.Context) error {
 func (h *host) finish(svc *bus.Service) error {
 	ctx, stop := context.WithTimeout(context.Background(), stopTime)
 	defer stop()
+	h.keeper.shut("this host ends")
 	err := svc.Stop(ctx)
 	h.box.Close()
 	done := make(chan struct{})
@@ -339,6 +342,7 @@ func (h *host) close() error {
 		s.sb = nil
 		s.mu.Unlock()
 	}
+	h.keeper.close()
 	if h.drv != nil {
 		out = append(out, h.drv.Close())
 	}

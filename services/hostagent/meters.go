@@ -21,6 +21,8 @@ type meters struct {
 	uploaded      metric.Int64Counter
 	read, objects metric.Int64Counter
 	refused       map[string]metric.Int64Counter
+	prepares      metric.Float64Histogram
+	claims        metric.Int64Counter
 	// noted, if set, hears of each refusal too, for tests.
 	noted func(what, place string)
 }
@@ -36,6 +38,8 @@ func newMeters() meters {
 		uploaded: obs.Counter("berth.host.disk.uploaded.bytes", "Bytes of snapshots that were brought to the store."),
 		read:     obs.Counter("berth.host.disk.read.bytes", "Bytes of disks that were read for snapshots."),
 		objects:  obs.Counter("berth.host.disk.objects", "Objects of snapshots that were brought to the store."),
+		prepares: obs.Histogram("berth.host.prepare.seconds", "Time to make a warm sandbox, by outcome."),
+		claims:   obs.Counter("berth.host.claims", "Wakes of templates that have a pool, by outcome: claimed, missed, failed."),
 		refused: map[string]metric.Int64Counter{
 			"fenced":   obs.Counter("berth.host.fenced", "Acts that were refused because they named another generation or epoch, by place."),
 			"unleased": obs.Counter("berth.host.unleased", "Acts that were refused because this host has no lease, by place."),
@@ -53,6 +57,15 @@ func (m meters) wake(took time.Duration, err error) {
 
 func (m meters) sleep(took time.Duration, err error) {
 	m.sleeps.Record(context.Background(), took.Seconds(), outcome(err))
+}
+
+func (m meters) prepared(took time.Duration, err error) {
+	m.prepares.Record(context.Background(), took.Seconds(), outcome(err))
+}
+
+// claim counts what became of the wish for a warm sandbox.
+func (m meters) claim(what string) {
+	m.claims.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", what)))
 }
 
 func (m meters) lost(what string) {

@@ -35,7 +35,7 @@ func (own ownership) names(f driver.Found) bool {
 	o := own.owned[f.Session]
 	switch o.GetState() {
 	case corev1.State_STATE_ACTIVE, corev1.State_STATE_WAKING, corev1.State_STATE_SLEEPING:
-		return driver.ID(f.Session, grant.GenerationOf(o.GetSession().GetGeneration()), grant.EpochOf(o.GetSession().GetEpoch())) == f.ID
+		return grant.GenerationOf(o.GetSession().GetGeneration()) == f.Generation && grant.EpochOf(o.GetSession().GetEpoch()) == f.Epoch
 	}
 	return false
 }
@@ -72,7 +72,7 @@ func (h *host) settle(ctx context.Context, own ownership) error {
 	return errs.E(op, errkind.Unavailable, string(h.id), "the lease was lost meanwhile; it is asked for again")
 }
 
-// part removes all compute that is not owned, frozen as it may be, and returns once it is gone. Nothing
+// part removes all compute that is not owned, warm sandboxes too, frozen as it may be, and returns once it is gone. Nothing
 // begins on this host meanwhile.
 func (h *host) part(ctx context.Context, own ownership) error {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
@@ -90,7 +90,7 @@ func (h *host) part(ctx context.Context, own ownership) error {
 func (h *host) partWith(ctx context.Context, own ownership, found []driver.Found) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	var failed []error
+	failed := []error{h.keeper.retireAll(ctx)} // they are nobody's, and may have stood still for long
 	places := make(chan struct{}, partAtOnce)
 	each := func(f func() error) {
 		places <- struct{}{}

@@ -120,18 +120,26 @@ func (p place) json() []byte {
 
 const placeFile = "session.json"
 
+// makeRunFolder makes the folder that appears as /run/berth. Modes are as given whatever the umask is:
+// another user inside must be able to read it.
+func makeRunFolder(dir string) error {
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755)); err != nil {
+		return fmt.Errorf("make the sandbox's run folder: %w", err)
+	}
+	return nil
+}
+
 // write puts the text into a run folder in one step, so that a reader inside sees the old or the
 // new one whole.
 func writePlace(dir string, text []byte) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the sandbox's run folder: %w", err)
+	if err := makeRunFolder(dir); err != nil {
+		return err
 	}
 	tmp := filepath.Join(dir, "."+placeFile+".new")
 	if err := os.WriteFile(tmp, text, 0o644); err != nil {
 		return fmt.Errorf("write session.json: %w", err)
 	}
-	// Modes are as given whatever the umask is: another user inside must be able to read it.
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(tmp, 0o644)); err != nil {
+	if err := os.Chmod(tmp, 0o644); err != nil {
 		return fmt.Errorf("write session.json: %w", err)
 	}
 	if err := os.Rename(tmp, filepath.Join(dir, placeFile)); err != nil {

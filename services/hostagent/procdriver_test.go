@@ -153,7 +153,7 @@ func (p *procs) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, e
 			return driver.Sandbox{}, errs.E("create sandbox", errkind.Busy, "", "another epoch has compute here")
 		}
 	}
-	q, err := p.spawn(spec)
+	q, err := p.spawn(spec.ID(), spec)
 	if err != nil {
 		return driver.Sandbox{}, err
 	}
@@ -161,10 +161,10 @@ func (p *procs) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, e
 	return q.Sandbox, nil
 }
 
-func (p *procs) spawn(spec driver.Spec) (*proc, error) {
-	base := filepath.Join(p.dir, string(spec.ID()))
+func (p *procs) spawn(id ids.SandboxID, spec driver.Spec) (*proc, error) {
+	base := filepath.Join(p.dir, string(id))
 	q := &proc{done: make(chan struct{}), Sandbox: driver.Sandbox{
-		ID: spec.ID(), Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier,
+		ID: id, Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier,
 		Channel: driver.Channel{Stdin: base + ".in", Stdout: base + ".out"},
 	}}
 	for i, path := range []string{q.Channel.Stdin, q.Channel.Stdout} {

@@ -65,6 +65,7 @@ func TestAHostOffersOnlyWhatItProved(t *testing.T) {
 // hears of it by a join; alone it is waited for; one that is absent is never tried.
 func TestAStartDoesNotWaitForMachines(t *testing.T) {
 	h := &host{log: testLog(), rejoin: make(chan struct{}, 1)}
+	h.keeper = newKeeper(h)
 	h.cfg = Config{Dir: t.TempDir(), Tiers: []string{"gvisor", "kata", "microvm", "wasm"}}
 	h.caps = map[driver.Tier]driver.Capabilities{driver.GVisor: {}, driver.Kata: {Absent: "it is not installed"},
 		driver.MicroVM: {Accel: "tcg", CPU: true, Memory: true, PIDs: true, DiskIO: true}, driver.WASM: {}}

@@ -39,6 +39,7 @@ func (h *host) dismiss(svc *bus.Service) error {
 
 // vacate stops all sandboxes and detaches all disks.
 func (h *host) vacate(ctx context.Context) error {
+	h.keeper.shut(errkind.HostRemoved)
 	found, err := h.drv.List(ctx)
 	if err != nil {
 		return err

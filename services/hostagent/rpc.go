@@ -28,6 +28,9 @@ func (h *host) endpoints(s *bus.Service) error {
 		bus.Handle(s, "snapshots", h.rpcSnapshots),
 		bus.Handle(s, "verify", h.rpcVerify),
 		bus.Handle(s, "grow", h.rpcGrow),
+		bus.Handle(s, "prepare", h.rpcPrepare),
+		bus.Handle(s, "retire", h.rpcRetire),
+		bus.Handle(s, "warm", h.rpcWarm),
 	)
 }
 
@@ -79,6 +82,9 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 	s, err := h.target(ctx, op, req.GetSession())
 	if err != nil {
 		return nil, err
+	}
+	if req.GetReason() == drainReason {
+		h.keeper.drain()
 	}
 	ev := core.Sleep{
 		Generation: grant.GenerationOf(req.GetSession().GetGeneration()), Epoch: grant.EpochOf(req.GetSession().GetEpoch()),
@@ -184,7 +190,11 @@ func (h *host) rpcInventory(ctx context.Context, _ bus.Request, _ *hostv1.Invent
 		return nil, errs.Wrap(op, "", err)
 	}
 	out := &hostv1.InventoryReply{Strays: inv.Strays}
+	out.Warm, _ = h.warmSandboxes()
 	for _, f := range found {
+		if f.Session == "" && h.keeper.has(f.ID) {
+			continue
+		}
 		rec, ours := h.describe(ctx, f)
 		if !ours {
 			for _, part := range f.Parts {
@@ -213,11 +223,11 @@ func (h *host) describe(ctx context.Context, f driver.Found) (rec *hostv1.Sandbo
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rec.Sandbox != string(f.ID) || s.st.Phase == core.Absent {
+	if !s.has(f) || s.st.Phase == core.Absent {
 		return nil, false
 	}
 	rec = &hostv1.SandboxRecord{
-		Session: refOf(s.rec), Tier: tierOf(string(f.Tier)), Container: string(f.ID),
+		Session: refOf(s.rec), Tier: tierOf(string(f.Tier)), Container: string(f.ID), Claimed: f.ID.IsWarm(),
 		LastActivity: timestamppb.New(s.st.LastActivity), Execs: uint32(s.st.Work),
 	}
 	if m, ok := h.drv.(driver.Meter); ok {

@@ -195,8 +195,12 @@ func (s *session) compare(own ownership) error {
 	return nil
 }
 
-// isOurs reports whether a sandbox is the current one of a session that has compute or is at it.
+// isOurs reports whether a sandbox is the current one of a session that has compute or is at it, or waits
+// for one.
 func (h *host) isOurs(f driver.Found) bool {
+	if h.keeper.has(f.ID) { // before the sessions: that is the way it goes
+		return true
+	}
 	h.mu.Lock()
 	s := h.sessions[f.Session]
 	h.mu.Unlock()
@@ -205,7 +209,18 @@ func (h *host) isOurs(f driver.Found) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.rec.Sandbox == string(f.ID) && (s.st.Phase != core.Absent || s.op != nil)
+	return s.has(f) && (s.st.Phase != core.Absent || s.op != nil)
+}
+
+// has reports whether a sandbox is that of the session's epoch. Until a wake has ended nobody wrote down
+// whether it claimed one that has a name of its own. mu is held.
+func (s *session) has(f driver.Found) bool {
+	return s.rec.Sandbox == string(f.ID) || s.op != nil && s.at(f)
+}
+
+// at reports whether a sandbox was made for the session's generation and epoch. mu is held.
+func (s *session) at(f driver.Found) bool {
+	return f.Session == s.key && f.Generation == s.st.Generation && f.Epoch == s.st.Epoch
 }
 
 // judge keeps a disk attached as long as its session has compute or is at it. No sweep removes a
@@ -235,6 +250,9 @@ func (h *host) sweepFolders() error {
 		return errs.E("sweep run folders", errkind.Internal, "", err)
 	}
 	keep := map[string]bool{}
+	for _, id := range h.keeper.names() { // before the sessions: that is the way they go
+		keep[string(id)] = true
+	}
 	for _, s := range h.all() {
 		s.mu.Lock()
 		if s.st.Phase != core.Absent || s.op != nil {
@@ -276,22 +294,20 @@ func (h *host) recover(ctx context.Context, own ownership) error {
 	if err != nil {
 		return errs.Wrap("take over sandboxes", string(h.id), err)
 	}
-	running := map[ids.SandboxID]driver.Found{}
+	running := map[ids.SessionKey][]driver.Found{}
 	for _, f := range found {
 		if f.State == driver.Running {
-			running[f.ID] = f
+			running[f.Session] = append(running[f.Session], f)
 		}
 	}
 	places := make(chan struct{}, 8)
 	var wg sync.WaitGroup
 	for key, o := range own.owned {
 		s := h.session(key)
-		id := driver.ID(key, grant.GenerationOf(o.GetSession().GetGeneration()), grant.EpochOf(o.GetSession().GetEpoch()))
 		wg.Go(func() {
 			places <- struct{}{}
 			defer func() { <-places }()
-			f, ok := running[id]
-			s.takeOver(ctx, o, f, ok)
+			s.takeOver(ctx, o, running[key])
 		})
 	}
 	wg.Wait()
@@ -299,7 +315,7 @@ func (h *host) recover(ctx context.Context, own ownership) error {
 }
 
 // takeOver adopts the sandbox of one owned session, or notes that there is none.
-func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, f driver.Found, live bool) {
+func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, running []driver.Found) {
 	switch o.GetState() {
 	case corev1.State_STATE_ACTIVE, corev1.State_STATE_WAKING, corev1.State_STATE_SLEEPING:
 	default:
@@ -307,16 +323,21 @@ func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, f d
 	}
 	s.mu.Lock()
 	s.learn(o)
-	usable := live && (s.st.Phase == core.Awake || s.st.Phase == core.Absent && !s.st.Spent && o.GetState() != corev1.State_STATE_WAKING)
+	f, live := s.pick(running)
+	told := o.GetState() != corev1.State_STATE_WAKING // that it is awake in this epoch
+	usable := live && (s.st.Phase == core.Awake || (s.st.Phase == core.Absent || s.st.Phase == core.Waking) && !s.st.Spent && told)
+	if usable {
+		s.rec.Sandbox = string(f.ID)
+	}
 	s.mu.Unlock()
 	var fresh *sandbox
-	var running []string
+	var execs []string
 	reason := "the sandbox is gone"
 	if usable {
 		var err error
 		old := &sandbox{Sandbox: f.Sandbox, place: s.rec.Place}
 		old.oomTold, _ = s.h.oomKills(f.ID) // what the process before told is not known
-		if fresh, running, err = s.h.reattach(ctx, old); err != nil {
+		if fresh, execs, err = s.h.reattach(ctx, old); err != nil {
 			reason = "the guest does not answer: " + err.Error()
 		}
 	}
@@ -324,7 +345,18 @@ func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, f d
 		s.miss(o, reason)
 		return
 	}
-	s.adopt(fresh, running)
+	s.adopt(fresh, execs)
+}
+
+// pick finds the sandbox of the session's epoch: the one that its record names, or, where the process
+// died before it was written down, the one that its driver knows by generation and epoch. mu is held.
+func (s *session) pick(running []driver.Found) (best driver.Found, ok bool) {
+	for _, f := range running {
+		if s.at(f) && (!ok || string(f.ID) == s.rec.Sandbox) {
+			best, ok = f, true
+		}
+	}
+	return best, ok
 }
 
 // learn fills the record of a session whose own one is missing or of another epoch. mu is held.

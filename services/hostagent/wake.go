@@ -78,6 +78,12 @@ type making struct {
 	sb    *sandbox
 	// asOf is set if the disk is an older one, as of then.
 	asOf time.Time
+	// warm is the one that no other wake gets meanwhile; cold says why there is none.
+	warm *warm
+	cold string
+	// claimed: it is the session's.
+	claimed    bool
+	claimSteps []steps.Time
 }
 
 // wake makes the session's compute. After an error nothing of it is left, or the sweep finds it.
@@ -98,6 +104,7 @@ func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err erro
 	}
 	defer s.h.leave()
 	queued := time.Since(began)
+	s.h.keeper.wakes(s.h.memory())
 	m := &making{s: s, req: req, epoch: grant.EpochOf(req.GetSession().GetEpoch())}
 	m.key = disk.Key{Session: s.key, Generation: grant.GenerationOf(req.GetSession().GetGeneration())}
 	times, err := s.h.steps.Run(ctx, m.table())
@@ -106,6 +113,11 @@ func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err erro
 		return nil, nil, errs.Wrap("wake", s.key.String(), err)
 	}
 	out := &hostv1.WakeReply{Origin: m.origin(), ImageDigest: m.image.Digest, Timing: m.timing(times, queued, began)}
+	if m.claimed {
+		out.Warm = string(m.warm.name)
+	} else if s.h.keeper.missed(kindOf(req.GetTerms())) || req.GetReservation() != "" {
+		out.ColdReason = m.cold
+	}
 	if !m.asOf.IsZero() {
 		out.RestoredAsOf = timestamppb.New(m.asOf)
 	}
@@ -124,28 +136,40 @@ func (h *host) enter(ctx context.Context) error {
 
 func (h *host) leave() { <-h.wakes }
 
-// table lists the steps of a wake with their undo.
+// coldID names the sandbox that the wake makes if it claims none.
+func (m *making) coldID() ids.SandboxID {
+	return driver.ID(m.key.Session, m.key.Generation, m.epoch)
+}
+
+// table lists the steps of a wake with their undo. Once a sandbox is claimed, those that make one do
+// nothing.
 func (m *making) table() steps.Table {
-	h := m.s.h
-	id := driver.ID(m.key.Session, m.key.Generation, m.epoch)
+	h, id := m.s.h, m.coldID()
+	unless := func(undo func(context.Context) error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if m.claimed {
+				return nil
+			}
+			return undo(ctx)
+		}
+	}
 	t := steps.Table{
-		{{Name: "host.image", Do: m.traced("host.image", m.findImage)}},
-		{
-			{Name: "host.disk.attach", Do: m.traced("host.disk.attach", m.attach), Undo: m.letGo},
-		},
-		{{Name: "host.place", Do: m.traced("host.place", m.writePlace), Undo: func(context.Context) error { return os.RemoveAll(h.runFolder(id)) }}},
-		{{Name: "host.driver.create", Do: m.traced("host.driver.create", m.create), Undo: func(ctx context.Context) error { return h.stop(ctx, id) }}},
+		{{Name: "host.image", Do: h.traced("host.image", m.findImage), Undo: m.putBack}},
+		{{Name: "host.disk.attach", Do: h.traced("host.disk.attach", m.attach), Undo: m.letGo}},
+		{{Name: "host.claim", Do: h.traced("host.claim", m.claim), Undo: m.putBack}},
+		{{Name: "host.place", Do: h.traced("host.place", m.writePlace), Undo: unless(func(context.Context) error { return os.RemoveAll(h.runFolder(id)) })}},
+		{{Name: "host.driver.create", Do: h.traced("host.driver.create", m.create), Undo: unless(func(ctx context.Context) error { return h.stop(ctx, id) })}},
 	}
 	if h.bare {
 		return t
 	}
-	return append(t, []steps.Step{{Name: "host.guest.hello", Do: m.traced("host.guest.hello", m.hello), Undo: m.hangUp}})
+	return append(t, []steps.Step{{Name: "host.guest.hello", Do: h.traced("host.guest.hello", m.hello), Undo: m.hangUp}})
 }
 
 // traced checks the lease before a step and makes it a span.
-func (m *making) traced(name string, do func(context.Context) error) func(context.Context) error {
+func (h *host) traced(name string, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if err := m.s.h.may(name); err != nil {
+		if err := h.may(name); err != nil {
 			return err
 		}
 		ctx, span := obs.Start(ctx, name)
@@ -155,44 +179,63 @@ func (m *making) traced(name string, do func(context.Context) error) func(contex
 	}
 }
 
-// findImage finds the image, and for a machine makes the file that it mounts, if it is not there yet.
-func (m *making) findImage(ctx context.Context) error {
-	err := m.nameImage(ctx)
-	if err == nil && m.s.h.images != nil && m.s.h.raw(tierName(m.req.GetTerms().GetTier())) {
-		m.image, err = m.s.h.images.Block(ctx, m.image.Digest)
+// findImage finds the image, and takes a warm sandbox that was made of it.
+func (m *making) findImage(ctx context.Context) (err error) {
+	t := m.req.GetTerms()
+	ref, err := m.s.h.imageRef(t)
+	if err != nil && m.req.GetImageDigest() == "" {
+		return err
+	}
+	if m.image, err = m.s.h.findImage(ctx, ref, m.req.GetImageDigest(), tierName(t.GetTier())); err == nil {
+		m.take()
 	}
 	return err
 }
 
-// nameImage finds it: for a new disk the one that the template names now, later the very one that the
-// disk is pinned to.
-func (m *making) nameImage(ctx context.Context) error {
-	h, want := m.s.h, m.req.GetImageDigest()
-	if h.images == nil {
-		m.image = driver.Image{Digest: want}
-		return nil
-	}
-	var err error
-	if want != "" {
-		if m.image, err = h.images.Get(want); !errs.Is(err, errkind.NotFound) {
-			return err
-		}
-	}
-	ref := m.req.GetTerms().GetImage()
+// imageRef is the reference that the terms' name of an image stands for on this host.
+func (h *host) imageRef(t *corev1.Terms) (string, error) {
+	ref := t.GetImage()
 	if known, ok := h.cfg.Images[ref]; ok {
 		ref = known
 	}
+	if ref == "" && h.images != nil {
+		return "", errs.E("find image", errkind.Invalid, "", "the terms name no image")
+	}
+	return ref, nil
+}
+
+// findImage finds the image of a digest, or, if there is none, the one that ref names now; for a machine
+// it makes the file that it mounts, if that is not there yet.
+func (h *host) findImage(ctx context.Context, ref, want, tier string) (driver.Image, error) {
+	if h.images == nil {
+		return driver.Image{Digest: want}, nil
+	}
+	img, err := h.nameImage(ctx, ref, want)
+	if err == nil && h.raw(tier) {
+		img, err = h.images.Block(ctx, img.Digest)
+	}
+	return img, err
+}
+
+// nameImage finds it: for a new disk the one that the template names now, later the very one that the
+// disk is pinned to.
+func (h *host) nameImage(ctx context.Context, ref, want string) (img driver.Image, err error) {
+	if want != "" {
+		if img, err = h.images.Get(want); !errs.Is(err, errkind.NotFound) {
+			return img, err
+		}
+	}
 	if ref == "" {
-		return errs.E("find image", errkind.Invalid, "", "the terms name no image")
+		return img, errs.E("find image", errkind.Invalid, "", "the terms name no image")
 	}
-	if m.image, err = h.images.Ensure(ctx, ref); err != nil {
-		return err
+	if img, err = h.images.Ensure(ctx, ref); err != nil {
+		return img, err
 	}
-	if want != "" && m.image.Digest != want {
-		return errs.Errorf("find image", errkind.Unavailable,
-			"the disk is pinned to image %s, which is not on this host; %s is %s now", want, ref, m.image.Digest)
+	if want != "" && img.Digest != want {
+		return img, errs.Errorf("find image", errkind.Unavailable,
+			"the disk is pinned to image %s, which is not on this host; %s is %s now", want, ref, img.Digest)
 	}
-	return nil
+	return img, nil
 }
 
 // attach takes the local image if it is the newest; else it makes one from the store first.
@@ -287,30 +330,46 @@ func (m *making) origin() corev1.Origin {
 	return corev1.Origin_ORIGIN_RESUMED
 }
 
-func (m *making) writePlace(context.Context) error {
-	p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), m.asOf, time.Now())
-	m.sb = &sandbox{place: p.json()}
+// putPlace writes what the sandbox is into its run folder.
+func (m *making) putPlace(id ids.SandboxID) error {
+	if m.sb == nil {
+		p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), m.asOf, time.Now())
+		m.sb = &sandbox{place: p.json()}
+	}
 	if !hasDisk(m.s.h.caps) {
 		return nil
 	}
-	return writePlace(m.s.h.runFolder(driver.ID(m.key.Session, m.key.Generation, m.epoch)), m.sb.place)
+	return writePlace(m.s.h.runFolder(id), m.sb.place)
+}
+
+func (m *making) writePlace(context.Context) error {
+	if m.claimed {
+		return nil
+	}
+	return m.putPlace(m.coldID())
 }
 
 func (m *making) create(ctx context.Context) (err error) {
-	h, l := m.s.h, m.req.GetTerms().GetLimits()
-	spec := driver.Spec{
-		Session: m.key.Session, Generation: m.key.Generation, Epoch: m.epoch,
-		Tier: driver.Tier(tierName(m.req.GetTerms().GetTier())), Image: m.image, Disk: m.disk.Root, DiskImage: m.disk.File,
-		Guest: h.cfg.Guest, Env: m.image.Env, Hostname: "berth",
-		Limits: driver.Limits{CPUMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), PIDs: l.GetPids(),
-			DiskBytesPerSecond: l.GetDiskBytesPerSecond(), DiskOpsPerSecond: l.GetDiskOpsPerSecond(), OpenFiles: l.GetOpenFiles()},
+	if m.claimed {
+		return nil
 	}
-	spec.RunDir = h.runFolder(spec.ID())
+	h, spec := m.s.h, m.spec(m.coldID())
+	m.sb.Sandbox, err = h.drv.Create(ctx, spec)
+	if err != nil || !m.sb.ID.IsWarm() {
+		return err
+	}
+	// An earlier try of this epoch claimed it and did not get to its end: it may lack something.
+	if err := h.stop(ctx, m.sb.ID); err != nil {
+		return err
+	}
 	m.sb.Sandbox, err = h.drv.Create(ctx, spec)
 	return err
 }
 
 func (m *making) hello(ctx context.Context) (err error) {
+	if m.claimed {
+		return nil
+	}
 	if m.sb.guest, err = m.s.h.greet(ctx, m.sb.Channel); err != nil {
 		return err
 	}
@@ -356,7 +415,15 @@ func (m *making) timing(times []steps.Time, queued time.Duration, began time.Tim
 	add("host.queue", 0, queued)
 	for _, s := range times {
 		add(s.Name, queued+s.Start, s.Took)
-		inner := map[string][]steps.Time{"host.disk.attach": m.disk.Steps, "host.driver.create": m.sb.Steps}[s.Name]
+		var inner []steps.Time
+		switch {
+		case s.Name == "host.disk.attach":
+			inner = m.disk.Steps
+		case s.Name == "host.claim" && m.claimed:
+			inner = m.claimTiming()
+		case s.Name == "host.driver.create" && !m.claimed:
+			inner = m.sb.Steps
+		}
 		for _, i := range inner {
 			add(fmt.Sprintf("%s.%s", s.Name, i.Name), queued+s.Start+i.Start, i.Took)
 		}

@@ -52,6 +52,8 @@ func (h *host) news(ev driver.Event) {
 	tell := s != nil && ev.Kind != driver.EventExited && h.limitNews(ev.ID, ev.Kind, time.Now())
 	h.mu.Unlock()
 	switch {
+	case s == nil && ev.Kind == driver.EventExited:
+		h.keeper.lost(ev.ID, exitReason(ev.ExitStatus))
 	case s == nil:
 	case ev.Kind == driver.EventExited:
 		s.ended(ev.ID, exitReason(ev.ExitStatus))
@@ -124,7 +126,7 @@ func (s *session) ended(id ids.SandboxID, reason string) {
 
 // poll compares what is awake with what the driver runs. An error of the driver says nothing.
 func (h *host) poll(ctx context.Context) {
-	asked := h.lease.now()
+	asked, at := h.lease.now(), time.Now()
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	found, err := h.drv.List(ctx)
@@ -133,6 +135,7 @@ func (h *host) poll(ctx context.Context) {
 		h.log.Warn("cannot look after the sandboxes", "error", err)
 		return
 	}
+	h.keeper.compare(found, at)
 	running := map[ids.SandboxID]bool{}
 	for _, f := range found {
 		if f.State == driver.Running {

@@ -304,7 +304,7 @@ func lost(s State, ev Lost) (State, []Command, error) {
 }
 
 func adopt(s State, ev Adopt) (State, []Command, error) {
-	if s.Running || s.Phase != Awake && s.Phase != Absent || order(s, ev.Generation, ev.Epoch) != 0 && s.Phase != Absent {
+	if s.Running || s.Phase != Awake && s.Phase != Waking && s.Phase != Absent || order(s, ev.Generation, ev.Epoch) != 0 && s.Phase != Absent {
 		return s, nil, stale(s, "the adoption", ev.Generation, ev.Epoch)
 	}
 	s = State{Phase: Awake, Generation: ev.Generation, Epoch: ev.Epoch, LastActivity: later(s.LastActivity, ev.At)}

@@ -146,6 +146,12 @@ func (s *Store) digest(ref string) (string, bool) {
 	return d, ok
 }
 
+// Resolved is the digest that ref stands for, empty if this process has not looked it up.
+func (s *Store) Resolved(ref string) string {
+	d, _ := s.digest(ref)
+	return d
+}
+
 // Known lists the digests that are unpacked, and the references that this process looked up. It does
 // not wait for an unpacking under way.
 func (s *Store) Known() []string {
