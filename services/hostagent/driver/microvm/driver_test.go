@@ -55,3 +55,6 @@ func start(t testing.TB, d *Driver, spec driver.Spec) (driver.Sandbox, *driverte
 }
 
 func TestConformance(t *testing.T) { drivertest.Run(t, newHost(t)) }
+
+// TestConformanceOfClaimed: a machine that was prepared is walled off like one that was made for its session.
+func TestConformanceOfClaimed(t *testing.T) { drivertest.RunShared(t, drivertest.Claimed(newHost(t))) }

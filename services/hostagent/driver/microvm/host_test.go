@@ -140,6 +140,8 @@ type host struct {
 var (
 	_ drivertest.Host     = (*host)(nil)
 	_ drivertest.Litterer = (*host)(nil)
+	_ drivertest.Breaker  = (*host)(nil)
+	_ drivertest.Detacher = (*host)(nil)
 )
 
 func newHost(t testing.TB) *host {
@@ -234,7 +236,7 @@ func (h *host) Left(t testing.TB) []string {
 	}
 	procs, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, p := range procs {
-		if b, _ := os.ReadFile(p); bytes.Contains(b, []byte(h.cfg.Cgroup+"/b")) {
+		if b, _ := os.ReadFile(p); bytes.Contains(b, []byte(h.cfg.Cgroup+"/b")) || bytes.Contains(b, []byte(h.cfg.Cgroup+"/w")) {
 			out = append(out, "process "+filepath.Dir(p))
 		}
 	}
@@ -249,7 +251,30 @@ var errFault = errors.New("fault of the test")
 
 // Crash implements drivertest.Host.
 func (h *host) Crash(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
-	points := []string{"sandbox.record", "sandbox.cgroup", "sandbox.template", "sandbox.machine", "sandbox.restore", "sandbox.personalise", "sandbox.ready"}
+	return crashAt(d, n, hard, []string{"sandbox.record", "sandbox.cgroup", "sandbox.template", "sandbox.machine", "sandbox.restore", "sandbox.personalise", "sandbox.ready"})
+}
+
+// Break implements drivertest.Breaker.
+func (h *host) Break(d driver.Driver, _ driver.Tier, n int, hard bool) bool {
+	return crashAt(d, n, hard, []string{"warm.record", "warm.cgroup", "warm.template", "warm.machine", "warm.restore", "warm.guest", "warm.rehearsal", "warm.ready",
+		"claim.record", "claim.disk", "claim.limits", "claim.personalise", "claim.ready"})
+}
+
+// Detach implements drivertest.Detacher: nobody holds the disk's image any more.
+func (h *host) Detach(_ testing.TB, spec driver.Spec) error {
+	open, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		return err
+	}
+	for _, f := range open {
+		if to, err := os.Readlink(f); err == nil && to == spec.DiskImage {
+			return fmt.Errorf("%s is the disk's image", f)
+		}
+	}
+	return nil
+}
+
+func crashAt(d driver.Driver, n int, hard bool, points []string) bool {
 	if n >= len(points) {
 		return false
 	}

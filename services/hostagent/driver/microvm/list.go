@@ -4,6 +4,8 @@ package microvm
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +26,9 @@ func (d *Driver) List(ctx context.Context) ([]driver.Found, error) {
 	names := map[ids.SandboxID]bool{}
 	for _, dir := range []string{d.sandboxes(), d.cfg.Run} {
 		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) && dir == d.cfg.Run {
+			continue // it goes with the last driver that has no sandbox
+		}
 		if err != nil {
 			return nil, errs.E(op, errkind.Internal, "", err)
 		}

@@ -270,6 +270,13 @@ func (v *vm) ended() *end {
 	return e
 }
 
+// over reports that an end was noted; it waits for nothing.
+func (v *vm) over() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.end != nil
+}
+
 // ooms is how many processes the guest says its kernel killed for memory.
 func (v *vm) ooms() uint64 {
 	v.mu.Lock()

@@ -161,6 +161,9 @@ func (d *Driver) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec
 		return driver.Sandbox{}, err
 	}
 	defer d.lock(warm)()
+	if _, err := d.mayClaim(op, warm, spec); err != nil {
+		return driver.Sandbox{}, err
+	}
 	m := &making{d: d, spec: spec, id: warm}
 	if err := m.look(); err != nil {
 		return driver.Sandbox{}, errs.E(op, errkind.Invalid, string(warm), err)
@@ -172,6 +175,11 @@ func (d *Driver) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec
 	if m.rec, err = d.take(op, warm, spec); err != nil {
 		return driver.Sandbox{}, err
 	}
+	return m.bind(ctx, op)
+}
+
+// bind makes the machine, whose record says so already, the one of the spec.
+func (m *making) bind(ctx context.Context, op string) (driver.Sandbox, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sb, err := m.run(ctx, steps.Table{
@@ -189,28 +197,41 @@ func (d *Driver) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec
 		},
 		{{Name: "claim.ready", Do: m.ready}},
 	})
-	return sb, fail(op, warm, err)
+	return sb, fail(op, m.id, err)
+}
+
+// mayClaim returns the record of the warm sandbox if it can become that of spec.
+func (d *Driver) mayClaim(op string, id ids.SandboxID, spec driver.Spec) (record, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.judge(op, id, spec)
+}
+
+// judge is mayClaim for one who holds mu.
+func (d *Driver) judge(op string, id ids.SandboxID, spec driver.Spec) (record, error) {
+	r, known := d.known[id]
+	if known && r.Session != "" {
+		return r, errs.E(op, errkind.Conflict, string(id), "it was claimed before")
+	}
+	v := d.vms[id]
+	if !known || !r.Ready || r.Warm == nil || r.Maker != d.maker || v == nil || v.over() || !r.QEMU.Lives() {
+		return r, errs.E(op, errkind.NotFound, string(id), "there is no such warm sandbox")
+	}
+	if why := d.Fits(*r.Warm, spec); why != "" {
+		return r, errs.E(op, errkind.Unimplemented, string(id), why)
+	}
+	return r, d.busy(op, recordOf(spec))
 }
 
 // take makes the warm sandbox's record that of spec, or changes nothing.
 func (d *Driver) take(op string, id ids.SandboxID, spec driver.Spec) (record, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r, known := d.known[id]
-	if known && r.Session != "" {
-		return r, errs.E(op, errkind.Conflict, string(id), "it was claimed before")
-	}
-	v := d.vms[id]
-	if !known || !r.Ready || r.Warm == nil || r.Maker != d.maker || v == nil || !r.QEMU.Lives() {
-		return r, errs.E(op, errkind.NotFound, string(id), "there is no such warm sandbox")
-	}
-	if why := d.Fits(*r.Warm, spec); why != "" {
-		return r, errs.E(op, errkind.Unimplemented, string(id), why)
-	}
-	want := recordOf(spec)
-	if err := d.busy(op, want); err != nil {
+	r, err := d.judge(op, id, spec)
+	if err != nil {
 		return r, err
 	}
+	want := recordOf(spec)
 	want.User, want.QEMU, want.Spare = r.User, r.QEMU, r.Spare
 	d.known[id] = want
 	return want, nil
