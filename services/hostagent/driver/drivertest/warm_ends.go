@@ -293,10 +293,21 @@ func (s *suite) claimedLimits(t *testing.T) {
 		t.Logf("these limits are for a cold start: %s", why)
 		w.Limits = spec.Limits
 	}
+	own := spec
+	own.Limits.OpenFiles = 100
+	files := s.caps.Native && s.caps.OpenFiles && p.Fits(w, own) == ""
+	if files {
+		spec = own
+	}
 	prepare(t, p, w)
 	sb, k := s.claim(t, p, w.ID, spec)
 	if share := s.share(t, m, sb, k, 1500); share > 0.3 || share < 0.01 {
 		t.Errorf("it got %.2f of a core with a limit of 0.20", share)
+	}
+	if files {
+		if n := number(t, k.must(t, "openmany", "1000")); n > 100 || n < 10 {
+			t.Errorf("a process opened %d files with a limit of 100", n)
+		}
 	}
 	if s.caps.Memory && !s.hog(t, k, int(spec.Limits.MemoryBytes>>20)*3/2) {
 		t.Error("it took more than its memory")

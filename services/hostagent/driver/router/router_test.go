@@ -42,6 +42,23 @@ func (d *tiered) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	return sb, err
 }
 
+func (d *tiered) Prepare(ctx context.Context, w driver.WarmSpec) (driver.Sandbox, error) {
+	w.Tier = driver.Null
+	sb, err := d.Driver.Prepare(ctx, w)
+	sb.Tier = d.tier
+	return sb, err
+}
+
+func (d *tiered) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec) (driver.Sandbox, error) {
+	if d.hold != nil {
+		<-d.hold
+	}
+	spec.Tier = driver.Null
+	sb, err := d.Driver.Claim(ctx, warm, spec)
+	sb.Tier = d.tier
+	return sb, err
+}
+
 func (d *tiered) Freeze(ctx context.Context, id ids.SandboxID) error {
 	d.froze.Add(1)
 	return d.Driver.Freeze(ctx, id)

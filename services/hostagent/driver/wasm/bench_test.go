@@ -15,12 +15,13 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 )
 
-// figure collects times and reports their median and largest.
+// figure collects times and reports their smallest, median and largest.
 type figure []time.Duration
 
 func (f figure) report(b *testing.B, name string) {
 	slices.Sort(f)
 	b.ReportMetric(float64(f[len(f)/2].Microseconds())/1000, name+"-ms-p50")
+	b.ReportMetric(float64(f[0].Microseconds())/1000, name+"-ms-min")
 	b.ReportMetric(float64(f[len(f)-1].Microseconds())/1000, name+"-ms-max")
 }
 
@@ -176,4 +177,69 @@ func (c *containers) open(b *testing.B, h *host, session int) *box {
 	}
 	b.Cleanup(func() { _ = conn.Close(); _ = ch.Close() })
 	return &box{sb: sb, spec: spec, conn: conn}
+}
+
+// BenchmarkClaim measures, in turns, a cold start, a Prepare and a Claim; a start and a claim also until the
+// guest agent is there. Use -benchtime=20x.
+func BenchmarkClaim(b *testing.B) {
+	h := newHost(b, true)
+	d := openDriver(b, h)
+	if err := d.Snapshot(b.Context(), driver.WASM, driver.Image{Lower: h.lower}, driver.Limits{}); err != nil {
+		b.Fatal(err)
+	}
+	var create, prepare, claim, createAgent, claimAgent figure
+	agent := func(sb driver.Sandbox) {
+		b.Helper()
+		ch, err := hostend.OpenFIFOs(sb.Channel.Stdin, sb.Channel.Stdout)
+		if err != nil {
+			b.Fatal(err)
+		}
+		conn, err := hostend.Attach(b.Context(), ch, ch, hostend.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = conn.Close(), ch.Close()
+	}
+	var idle uint64
+	for n := 0; b.Loop(); n++ {
+		spec := h.Spec(b, 100+2*n, 1)
+		spec.Init, spec.Guest = nil, h.cfg.Program
+		began := time.Now()
+		sb, err := d.Create(b.Context(), spec)
+		create = append(create, time.Since(began))
+		if err != nil {
+			b.Fatal(err)
+		}
+		agent(sb)
+		createAgent = append(createAgent, time.Since(began))
+		_ = d.Stop(b.Context(), sb.ID)
+
+		spec = h.Spec(b, 101+2*n, 1)
+		spec.Init, spec.Guest = nil, h.cfg.Program
+		w := driver.WarmSpec{ID: ids.NewWarmID(), Tier: driver.WASM, Image: spec.Image, RunDir: spec.RunDir, Guest: spec.Guest, Limits: spec.Limits}
+		began = time.Now()
+		if _, err := d.Prepare(b.Context(), w); err != nil {
+			b.Fatal(err)
+		}
+		prepare = append(prepare, time.Since(began))
+		time.Sleep(50 * time.Millisecond) // it waits
+		if s, err := d.Stats(b.Context(), w.ID); err == nil {
+			idle = s.MemoryBytes
+		}
+		began = time.Now()
+		sb, err = d.Claim(b.Context(), w.ID, spec)
+		claim = append(claim, time.Since(began))
+		if err != nil {
+			b.Fatal(err)
+		}
+		agent(sb)
+		claimAgent = append(claimAgent, time.Since(began))
+		_ = d.Stop(b.Context(), sb.ID)
+	}
+	create.report(b, "create")
+	prepare.report(b, "prepare")
+	claim.report(b, "claim")
+	createAgent.report(b, "create+agent")
+	claimAgent.report(b, "claim+agent")
+	b.ReportMetric(float64(idle>>10), "waiting-KiB")
 }
