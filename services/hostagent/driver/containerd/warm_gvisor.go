@@ -91,7 +91,6 @@ func folders(all []specs.Mount) (out []string) {
 // of a root are, and need not be looked at again on each use (see writeRunscConfig); those of the run
 // folder change outside.
 func (warmGVisor) shape(m *making, s *specs.Spec) {
-	s.Root.Readonly = true
 	s.Process.Args = append(slices.Clone(s.Process.Args), enter.Flag)
 	may := append([]string{"CAP_SYS_ADMIN"}, capabilities...)
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: may, Effective: may, Permitted: may}
