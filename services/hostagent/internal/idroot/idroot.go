@@ -52,13 +52,12 @@ func NewSpace(first uint32) (*Space, error) {
 	limit := unix.NsecToTimeval(helperTime.Nanoseconds())
 	_ = unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(first), Size: Size}}
-	// /proc/self/exe is the file in our own mounts. Found by a path, the program would be one in the
-	// helper's copy of them, which then stays, with every disk in it, as long as the helper runs.
+	// The helper takes a table of mounts of its own once it runs: see leaveHost.
 	s.cmd = &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{child.Name}, Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Dir: "/",
 		ExtraFiles: []*os.File{theirs},
 		SysProcAttr: &syscall.SysProcAttr{
-			Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: ids, GidMappings: ids,
+			Cloneflags: unix.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids,
 			GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
 		},
 	}
@@ -141,6 +140,9 @@ func (s *Space) mapped(dir string, attr uint64) (*os.File, error) {
 func (s *Space) answer(want string) (*os.File, error) {
 	buf, oob := make([]byte, 1024), make([]byte, unix.CmsgSpace(4))
 	n, m, _, _, err := unix.Recvmsg(int(s.sock.Fd()), buf, oob, unix.MSG_CMSG_CLOEXEC)
+	for errors.Is(err, unix.EINTR) { // a wait with a limit is not taken up again by itself
+		n, m, _, _, err = unix.Recvmsg(int(s.sock.Fd()), buf, oob, unix.MSG_CMSG_CLOEXEC)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("wait for helper: %w", err)
 	}

@@ -2,11 +2,16 @@ package idroot
 
 import (
 	"context"
+	_ "net" // links these tests with shared libraries, which must not hold mounts either
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 )
 
 type place struct{ lower, disk, point string }
@@ -115,5 +120,38 @@ func BenchmarkSpace(b *testing.B) {
 		_ = p
 		s.Close()
 		b.StartTimer()
+	}
+}
+
+// A helper waits for hours beside disks that come and go: one that holds a copy of the host's mounts keeps
+// every disk that was mounted when it was made.
+func TestAHelperThatWaitsHoldsNoMount(t *testing.T) {
+	p := makePlace(t)
+	image := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(image, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-b", "4096", image).CombinedOutput(); err != nil {
+		t.Skipf("skipped: no file system can be made: %v %s", err, out)
+	}
+	dev, err := loopdev.Attach(image, false)
+	if err != nil {
+		t.Skipf("skipped: no loop device: %v", err)
+	}
+	err = unix.Mount(dev.Name(), p.point, "ext4", 0, "")
+	_ = dev.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSpace(first)
+	if uerr := unix.Unmount(p.point, 0); uerr != nil {
+		t.Fatal(uerr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := loopdev.WaitFree(image, 5*time.Second); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,9 +1,10 @@
 // Package child is the part of idroot that runs in a process of its own, inside the user namespace
 // of one sandbox. It guarantees that it looks at nothing but the two mounts that it was handed: it
-// leaves the host's file tree before it says that it is ready, and it ends with its parent.
+// leaves the host's file tree before it says that it is ready; that it holds nothing of the host's
+// mounts, however long it waits; and that it ends with its parent.
 //
-// It runs from init, before anything else of the program: the process is a copy of the host agent,
-// told apart by its name alone.
+// It runs from init, before anything else of the program and on its first thread: the process is a copy
+// of the host agent, told apart by its name alone.
 package child
 
 import (
@@ -90,8 +91,12 @@ func run() error {
 }
 
 // leaveHost moves into an empty file system of its own and drops the copy of the host's mounts,
-// which would keep other sessions' disks busy.
+// which would keep other sessions' disks busy. The copy is made only here: had the program been started
+// in it, the libraries of one that is linked with any would be files of the copy and keep all of it.
 func leaveHost() error {
+	if err := syscall.Unshare(syscall.CLONE_FS | syscall.CLONE_NEWNS); err != nil {
+		return failure{"take a table of mounts of its own", err}
+	}
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, ""); err != nil {
 		return failure{"make mounts slaves", err}
 	}
