@@ -155,6 +155,7 @@ var checks = []check{
 	{"fifty claim one", warmTheme, twice, (*suite).claimedOnce, needs(warm), false},
 	{"a claimed one is its session's", warmTheme, twice, (*suite).claimedIsIt, needs(warm), false},
 	{"a claim for a session that is awake", warmTheme, twice, (*suite).claimBusy, needs(warm), false},
+	{"two claims and a create of one session at once", warmTheme, twice, (*suite).claimsOfOne, needs(warm), false},
 	{"a claim of what does not fit", warmTheme, honest, (*suite).claimUnfit, needs(warm), false},
 	{"a claim that is given up at any moment", warmTheme, leaking, (*suite).claimGivenUp, needs(warm), false},
 	{"a claim that fails, at every step", warmTheme, leaking, (*suite).claimFails, needs(warm), false},

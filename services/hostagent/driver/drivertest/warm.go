@@ -240,6 +240,46 @@ func (s *suite) claimBusy(t *testing.T) {
 	k.must(t, "echo", "now")
 }
 
+// claimsOfOne: two claims and a start of one session at the same time, which give it two sandboxes, or use
+// up what they refuse.
+func (s *suite) claimsOfOne(t *testing.T) {
+	d, p := s.preparer(t)
+	for i := range uint64(3) {
+		spec := s.spec(t, 1, i+1)
+		warm := []driver.WarmSpec{warmOf(spec), warmOf(spec)}
+		got, errors := make([]driver.Sandbox, 3), make([]error, 3)
+		for _, w := range warm {
+			prepare(t, p, w)
+		}
+		var wg sync.WaitGroup
+		for n, w := range warm {
+			wg.Go(func() { got[n], errors[n] = p.Claim(ctx(t), w.ID, spec) })
+		}
+		wg.Go(func() { got[2], errors[2] = d.Create(ctx(t), spec) })
+		wg.Wait()
+		if errors[2] != nil {
+			t.Fatalf("create: %v", errors[2])
+		}
+		for n, w := range warm {
+			at := slices.IndexFunc(list(t, d), func(f driver.Found) bool { return f.ID == w.ID })
+			switch {
+			case errors[n] == nil && got[n].ID != got[2].ID:
+				t.Errorf("claimed as %s and created as %s", got[n].ID, got[2].ID)
+			case errors[n] != nil && !errs.Is(errors[n], errkind.Busy):
+				t.Errorf("claim: %v", errors[n])
+			case errors[n] != nil && (at < 0 || list(t, d)[at].State != driver.Waiting):
+				t.Errorf("the refused claim of %s used it up: %+v", w.ID, list(t, d))
+			}
+		}
+		for _, f := range list(t, d) {
+			if f.Session != "" && f.ID != got[2].ID {
+				t.Errorf("beside %s there is %+v", got[2].ID, f)
+			}
+			s.stop(t, d, f.Sandbox)
+		}
+	}
+}
+
 // claimUnfit: a claim that binds less than was asked for, or a refused one that changes something.
 func (s *suite) claimUnfit(t *testing.T) {
 	d, p := s.preparer(t)

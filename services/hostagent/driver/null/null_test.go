@@ -8,8 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
@@ -139,6 +142,41 @@ func TestConformanceBehindTheRouter(t *testing.T) {
 // TestConformanceOfClaimed: what was prepared for nobody is as good as what was made for its session.
 func TestConformanceOfClaimed(t *testing.T) {
 	drivertest.Run(t, drivertest.Claimed(&host{dir: t.TempDir(), world: &World{}}))
+}
+
+// TestBareClaimsAtOnceCostNothing: three hundred claims start no goroutine and leave no file, and each gets
+// a sandbox of its own.
+func TestBareClaimsAtOnceCostNothing(t *testing.T) {
+	h := &host{dir: t.TempDir()}
+	d, err := Open(Config{Dir: h.dir, Bare: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 300
+	routines := runtime.NumGoroutine()
+	var names [n]ids.SandboxID
+	for i := range names {
+		names[i] = ids.NewWarmID()
+		if _, err := d.Prepare(t.Context(), driver.WarmSpec{ID: names[i], Tier: driver.Null, Limits: h.Spec(t, i, 1).Limits}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() {
+			if sb, err := d.Claim(t.Context(), name, h.Spec(t, i, 1)); err != nil || sb.ID != name {
+				t.Errorf("claim: %+v, %v", sb, err)
+			}
+		})
+	}
+	wg.Wait()
+	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > routines && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // those of the claims end
+	}
+	found, err := d.List(t.Context())
+	if err != nil || len(found) != n || len(h.Left(t)) != 0 || runtime.NumGoroutine() > routines {
+		t.Errorf("%d claimed, %v, %d files, %d goroutines, before %d", len(found), err, len(h.Left(t)), runtime.NumGoroutine(), routines)
+	}
 }
 
 func TestTheDefaultGuestReturnsWhatItReads(t *testing.T) {
