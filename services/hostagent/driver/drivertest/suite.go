@@ -169,6 +169,9 @@ func (s *suite) openPair(t *testing.T) *pair {
 	p.a = s.create(t, p.d, p.one)
 	p.took = time.Since(began)
 	p.b = s.create(t, p.d, p.two)
+	if s.claimed() && !(p.a.ID.IsWarm() && p.b.ID.IsWarm()) {
+		t.Fatalf("they were started cold: %s and %s", p.a.ID, p.b.ID)
+	}
 	p.ka, p.kb = s.talk(t, p.a), s.talk(t, p.b)
 	return p
 }
