@@ -45,6 +45,13 @@ type fakeHost struct {
 	used     map[ids.SandboxID]bool
 	queue    []func()
 	claimed  uint64
+	active   int
+	silent   bool
+	unwell   string
+	tiers    []corev1.Tier
+	images   []string
+	free     uint64
+	fail     string
 }
 
 type leader struct {
@@ -58,7 +65,7 @@ func newWorld(spec Spec, hosts int) *world {
 	w := &world{now: epoch0, spec: spec, tpl: Template{Digest: "d1"}, caps: Caps{}}
 	for i := range hosts {
 		w.hosts = append(w.hosts, &fakeHost{id: fmt.Sprint("h", i+1), zone: fmt.Sprint("z", i%2+1),
-			there: map[ids.SandboxID]*Sandbox{}, used: map[ids.SandboxID]bool{}})
+			tiers: []corev1.Tier{gvisor}, there: map[ids.SandboxID]*Sandbox{}, used: map[ids.SandboxID]bool{}})
 	}
 	w.elect()
 	return w
@@ -75,12 +82,13 @@ func (w *world) elect() *leader {
 
 // list is the host's answer to a leader; false: it refuses, or is not reached.
 func (w *world) list(l *leader, h *fakeHost) (Host, bool) {
-	if h.lost || l.term < h.term {
+	if h.lost || h.silent || l.term < h.term {
 		return Host{}, false
 	}
 	h.term = l.term
-	out := Host{ID: h.id, Zone: h.zone, Presence: Alive, Draining: h.drain, Tiers: []corev1.Tier{gvisor}, Boot: fmt.Sprint(h.boot), Asked: w.now,
-		Uses: []Use{{Template: "py", Tier: gvisor, Claimed: h.claimed}}}
+	out := Host{ID: h.id, Zone: h.zone, Presence: Alive, Draining: h.drain, Unwell: h.unwell, Tiers: h.tiers,
+		Images: h.images, FreeMemory: h.free, Boot: fmt.Sprint(h.boot), Asked: w.now,
+		Uses: []Use{{Template: "py", Tier: gvisor, Active: h.active, Claimed: h.claimed}}}
 	for _, id := range slices.Sorted(maps.Keys(h.there)) {
 		out.Warm = append(out.Warm, *h.there[id])
 	}
@@ -100,7 +108,7 @@ func (w *world) observe(l *leader) {
 	for _, h := range w.hosts {
 		k, ok := l.known[h.id]
 		if !ok {
-			k = Host{ID: h.id, Zone: h.zone, Tiers: []corev1.Tier{gvisor}}
+			k = Host{ID: h.id, Zone: h.zone, Tiers: h.tiers}
 		}
 		k.Presence, k.Draining = Alive, h.drain
 		if h.lost {
@@ -166,9 +174,12 @@ func (w *world) finish(l *leader, h *fakeHost, id ids.SandboxID) {
 	if s == nil {
 		return
 	}
-	if w.names*37%100 < w.fails {
+	if why := h.fail; why != "" || w.names*37%100 < w.fails {
+		if why == "" {
+			why = "no space left"
+		}
 		delete(h.there, id)
-		w.answer(l, id, Outcome{Failed: "no space left"})
+		w.answer(l, id, Outcome{Failed: why})
 		return
 	}
 	s.State = Ready
@@ -222,33 +233,42 @@ func (w *world) ready() (n int) {
 func (w *world) quiet(seconds int) {
 	l := w.leaders[len(w.leaders)-1]
 	for range seconds {
-		w.now = w.now.Add(time.Second)
-		for id, at := range l.pending {
-			if w.now.After(at) {
-				w.lose(l, id)
-			}
+		w.second(l)
+	}
+}
+
+func (w *world) second(l *leader) {
+	w.now = w.now.Add(time.Second)
+	for id, at := range l.pending {
+		if w.now.After(at) {
+			w.lose(l, id)
 		}
-		for _, h := range w.hosts {
-			if k, ok := w.list(l, h); ok {
-				w.tell(l, k)
-			}
-		}
-		w.now = w.now.Add(time.Millisecond)
-		w.observe(l)
-		w.plan(l, func(Step) bool { return true })
-		for _, h := range w.hosts {
-			for len(h.queue) > 0 {
-				f := h.queue[0]
-				h.queue = h.queue[1:]
-				f()
-			}
+	}
+	w.ask(l)
+	w.plan(l, func(Step) bool { return true })
+	for _, h := range w.hosts {
+		for len(h.queue) > 0 && !h.silent {
+			f := h.queue[0]
+			h.queue = h.queue[1:]
+			f()
 		}
 	}
 }
 
+// ask gets every list there is to the leader.
+func (w *world) ask(l *leader) {
+	for _, h := range w.hosts {
+		if k, ok := w.list(l, h); ok {
+			w.tell(l, k)
+		}
+	}
+	w.now = w.now.Add(time.Millisecond)
+	w.observe(l)
+}
+
 func drawSpec(t *rapid.T) Spec {
-	s := Spec{Template: "py", Tier: gvisor, Ceiling: rapid.IntRange(0, 12).Draw(t, "ceiling"), InFlight: rapid.IntRange(1, 3).Draw(t, "in flight"),
+	s := Spec{Template: "py", Tier: gvisor, Ceiling: rapid.SampledFrom([]int{0, 1, 2, 3, 4, 6, 10}).Draw(t, "ceiling"), InFlight: rapid.IntRange(1, 3).Draw(t, "in flight"),
 		MaxAge: time.Duration(rapid.IntRange(1, 60).Draw(t, "age")) * time.Minute, Share: 0.5}
-	s.Minimum = rapid.IntRange(0, s.Ceiling).Draw(t, "minimum")
+	s.Minimum = max(0, s.Ceiling-rapid.SampledFrom([]int{0, 0, 0, 1, 3, 8}).Draw(t, "to spare"))
 	return s
 }
