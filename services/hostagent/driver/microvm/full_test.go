@@ -13,12 +13,19 @@ import (
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
 )
 
 // TestAPoolWithoutRoomEndsNoMachine: a machine whose write finds no room on the host stands still, is
 // not taken for ended, also by the next host agent, and goes on by itself once there is room, with
 // nothing lost.
 func TestAPoolWithoutRoomEndsNoMachine(t *testing.T) {
+	t.Run("made", func(t *testing.T) { poolWithoutRoom(t, start) })
+	t.Run("claimed", func(t *testing.T) { poolWithoutRoom(t, startWarm) })
+}
+
+func poolWithoutRoom(t *testing.T, start func(testing.TB, *Driver, driver.Spec) (driver.Sandbox, *drivertest.Talk)) {
+	t.Helper()
 	h := newHost(t)
 	pool := t.TempDir()
 	if err := unix.Mount("pool", pool, "tmpfs", 0, "size=16m"); err != nil {

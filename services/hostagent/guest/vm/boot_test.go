@@ -14,6 +14,37 @@ func TestAMachineBecomesASessionsOnce(t *testing.T) {
 	k := needKit(t)
 	t.Logf("boot to ready: %v by the host's clock, %v by the machine's, of which %v", k.boot, time.Duration(k.ready.Uptime), k.ready.Steps)
 	m := k.clone(t, "")
+	becomesOnce(t, m)
+}
+
+// A machine that has rehearsed, twice even, is no other than one that has not, with a disk as well; a session's cannot.
+func TestARehearsalLeavesNothing(t *testing.T) {
+	k := needKit(t)
+	for _, disk := range []string{"", newDisk(t, "32M")} {
+		m := k.clone(t, disk)
+		for range 2 {
+			if d := m.call(vmwire.Call{Op: vmwire.OpRehearse}); !d.OK || d.Error != "" {
+				t.Fatalf("a rehearsal: %+v", d)
+			}
+		}
+		if disk == "" {
+			becomesOnce(t, m)
+			continue
+		}
+		if a := m.become(personal(func(p *vmwire.Personalise) { p.Disk = &vmwire.Disk{Create: true, Grow: true, Bytes: 32 << 20} })); a.Repaired {
+			t.Error("the disk of the rehearsal was not unmounted")
+		}
+		if d := m.call(vmwire.Call{Op: vmwire.OpRehearse}); d.OK || d.Reason != vmwire.ReasonInvalid {
+			t.Errorf("a session's machine rehearses: %+v", d)
+		}
+		if got := must(t, m.attach(), "ls /proc | grep -c '^[0-9]'; find /run /tmp"); got != "4\n/run\n/run/berth\n/run/berth/session.json\n/run/berth/guest\n/tmp" {
+			t.Errorf("something is left: %q", got)
+		}
+	}
+}
+
+func becomesOnce(t *testing.T, m *machine) {
+	t.Helper()
 	if d := m.call(vmwire.Call{Op: vmwire.OpFreeze}); d.OK || d.Reason != vmwire.ReasonInvalid {
 		t.Errorf("a call to a machine that is nobody's: %+v", d)
 	}

@@ -8,6 +8,10 @@
 // image's own first process. So what a session can reach by whatever means in its root is what the
 // stage left: no device but those of a container, no port, no module, no kernel setting.
 //
+// A machine that waits may be asked to rehearse: to go once through all of that with a stage, a disk and
+// a command of its own, and to leave nothing of it but warm caches. An emulated machine is then
+// somebody's in a fifth of the time.
+//
 // # Guarantees
 //
 // Nothing of a session runs before the clock was set and the kernel's random source was reseeded. Every

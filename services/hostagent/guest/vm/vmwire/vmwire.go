@@ -10,7 +10,8 @@
 // answer, with the id of the request. A personalise with the id of one that was obeyed is answered
 // again and changes nothing; any other is refused. If the answer is not OK the machine is of no use
 // any more and powers off. Afterwards the host may send call (answered by done with its id), and the
-// guest sends event. A line that is no message, and a type that is not known, is ignored.
+// guest sends event; before, the only call is OpRehearse, during which a personalise waits. A line that
+// is no message, and a type that is not known, is ignored.
 //
 // # Guarantees
 //
