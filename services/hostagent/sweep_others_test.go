@@ -35,6 +35,7 @@ func (d *together) Stop(ctx context.Context, _ ids.SandboxID) error {
 func TestAGuestThatDoesNotEndDelaysNoOtherRemoval(t *testing.T) {
 	d := &together{all: make(chan struct{}, 3)}
 	h := &host{drv: d, log: slog.New(slog.DiscardHandler), sessions: map[ids.SessionKey]*session{}}
+	h.keeper = newKeeper(h)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	found := []driver.Found{{Sandbox: driver.Sandbox{ID: "a"}}, {Sandbox: driver.Sandbox{ID: "b"}}, {Sandbox: driver.Sandbox{ID: "c"}}}

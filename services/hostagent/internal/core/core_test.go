@@ -54,6 +54,9 @@ func play(t *testing.T, script string) string {
 		case line == "reset":
 			s = State{}
 			fmt.Fprintln(&out, line)
+		case line == "> restart": // what is under way dies with the process
+			s.Running, s.Stopping, s.Recalled = false, false, false
+			fmt.Fprintf(&out, "%s\n  = %s\n", line, show(s))
 		case strings.HasPrefix(line, "> "):
 			fmt.Fprintln(&out, line)
 			next, cmds, err := Decide(s, parse(t, strings.Fields(line[2:])))

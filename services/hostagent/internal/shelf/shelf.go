@@ -3,8 +3,8 @@
 // holds one lock around every call. It guarantees that
 //
 //   - no command of an older leader of the pool is taken once a newer one was heard of in this boot;
-//   - of one template and tier there are never more than the cap of the last prepare, in whatever state,
-//     until each is a session's or is gone for good;
+//   - a prepare never makes more of one template and tier than its cap, counting all that are here in
+//     whatever state, until each is a session's or is gone for good;
 //   - a sandbox is taken by one wake at a time, and once its claim has begun it never comes back: it is
 //     that session's, or it is removed;
 //   - a name that was claimed or removed is refused for longer than any command with it can be on its way.
@@ -159,10 +159,11 @@ func (s *Shelf) Pooled(k Kind) *Use {
 // HasPool reports whether there is a pool of a kind, for all that this boot knows.
 func (s *Shelf) HasPool(k Kind) bool { return s.uses[k] != nil }
 
-// Count is how many of a kind are here and nobody's.
+// Count is how many of a kind are on the shelf. One that is claimed counts until its wake has ended: that
+// may fail yet, and then it is to be removed like others.
 func (s *Shelf) Count(k Kind) (n int) {
 	for _, it := range s.items {
-		if it.Kind == k && it.State != Claimed {
+		if it.Kind == k {
 			n++
 		}
 	}
@@ -333,10 +334,8 @@ func (s *Shelf) Is(name ids.SandboxID) State {
 	return ""
 }
 
-// All lists what nobody has claimed, in the order in which wakes get it.
-func (s *Shelf) All() []Item {
-	return slices.DeleteFunc(s.sorted(), func(it Item) bool { return it.State == Claimed })
-}
+// All lists what is on the shelf, in the order in which wakes get it.
+func (s *Shelf) All() []Item { return s.sorted() }
 
 // Ready counts what waits, by kind; a kind with a pool and nothing left is there with 0.
 func (s *Shelf) Ready() map[Kind]int {
