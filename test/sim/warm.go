@@ -10,7 +10,8 @@ import (
 
 // advice is what a pool says when everything about it goes wrong: its word is
 // lost, given to several placements, or about a warm sandbox that is gone, or on
-// another host. It draws from numbers of its own.
+// another host. It draws from numbers of its own, and never moves a session, so
+// that a seed plays as it did without a pool.
 type advice struct {
 	rng     *rand.Rand
 	made    []string // every warm sandbox there was
@@ -31,13 +32,12 @@ func (w *World) advise(named []sched.Candidate) []sched.Candidate {
 		w.cov.hit("over share: starts cold")
 		return sched.Cold(named)
 	}
-	h := hosts[a.rng.IntN(len(hosts))]
-	w.machine(h).prepare()
+	w.machine(hosts[0]).prepare()
 	recent := a.made[max(len(a.made)-6, 0):]
 	if len(recent) == 0 {
 		return named
 	}
-	return sched.Reserved(named, h, recent[a.rng.IntN(len(recent))])
+	return sched.Reserved(named, hosts[0], recent[a.rng.IntN(len(recent))])
 }
 
 func (w *World) machine(h ids.Host) *machine {
