@@ -38,8 +38,10 @@ type Service struct {
 	base  context.Context
 	stop  context.CancelFunc
 	work  sync.WaitGroup
-	fails atomic.Int64
-	log   *slog.Logger
+	// workers answer requests.
+	workers *workers
+	fails   atomic.Int64
+	log     *slog.Logger
 
 	mu       sync.Mutex
 	stopped  bool
@@ -64,6 +66,7 @@ func (c *Conn) Serve(ctx context.Context, cfg ServiceConfig) (*Service, error) {
 	}
 	s := &Service{conn: c, cfg: cfg, log: c.log.With("service", cfg.Name), retries: map[string]*Consumer{}}
 	s.base, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.workers = newWorkers(s.base.Done())
 	m, err := micro.AddService(c.nc, micro.Config{
 		Name: cfg.Name, Version: cfg.Version, Description: cfg.Description, Metadata: cfg.Metadata,
 		StatsHandler: func(*micro.Endpoint) any { return map[string]int64{"failed": s.fails.Load()} },
@@ -122,11 +125,11 @@ func (s *Service) HandleRaw(method string, h func(context.Context, Request, []by
 				<-slots
 				return
 			}
-			go func() {
+			s.workers.run(func() {
 				defer s.work.Done()
 				defer func() { <-slots }()
 				s.answer(r, name, h)
-			}()
+			})
 		}), opts...)
 		if err != nil {
 			return errs.E("serve", errkind.Internal, s.cfg.Name+"."+method, err)

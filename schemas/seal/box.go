@@ -2,12 +2,14 @@ package seal
 
 import (
 	"bytes"
+	"crypto/ecdh"
 	"crypto/rand"
 	"fmt"
 	"sync"
 
 	"github.com/nats-io/nkeys"
 	"golang.org/x/crypto/nacl/box"
+	"golang.org/x/crypto/salsa20/salsa"
 )
 
 const (
@@ -28,7 +30,7 @@ const (
 // Two directions must not use the same pair of keys: a sealed message opens
 // on both sides, and could be sent back to who made it.
 type Box struct {
-	secret [secretLen]byte
+	secret *ecdh.PrivateKey
 	public Public
 
 	mu        sync.Mutex
@@ -52,7 +54,9 @@ func NewBox(k XKey) (*Box, error) {
 		return nil, fmt.Errorf("%w: the seed cannot be read", ErrKey)
 	}
 	b := &Box{public: k.public, now: map[Public]*[secretLen]byte{}}
-	copy(b.secret[:], raw[len(raw)-secretLen:])
+	if b.secret, err = ecdh.X25519().NewPrivateKey(raw[len(raw)-secretLen:]); err != nil {
+		return nil, fmt.Errorf("%w: the seed cannot be read", ErrKey)
+	}
 	return b, nil
 }
 
@@ -161,12 +165,31 @@ func (b *Box) with(peer string) (*[secretLen]byte, error) {
 	if err != nil || len(raw) != secretLen {
 		return nil, fmt.Errorf("%w: the text cannot be read", ErrKey)
 	}
-	shared := &[secretLen]byte{}
-	box.Precompute(shared, (*[secretLen]byte)(raw), &b.secret)
+	shared, err := b.share(raw)
+	if err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.keep(p, shared)
 	return shared, nil
+}
+
+// share is box.Precompute, which makes the secret's public half anew for each
+// key, at half of the whole cost. A key that shares nothing with anybody, of low
+// order, is refused.
+func (b *Box) share(raw []byte) (*[secretLen]byte, error) {
+	peer, err := ecdh.X25519().NewPublicKey(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the text cannot be read", ErrKey)
+	}
+	point, err := b.secret.ECDH(peer)
+	if err != nil {
+		return nil, fmt.Errorf("%w: it is of low order", ErrKey)
+	}
+	shared := [secretLen]byte(point)
+	salsa.HSalsa20(&shared, new([16]byte), &shared, &salsa.Sigma)
+	return &shared, nil
 }
 
 func (b *Box) recall(p Public) *[secretLen]byte {

@@ -149,3 +149,32 @@ func TestSharedKeysAreForgottenNotMistaken(t *testing.T) {
 		}
 	}
 }
+
+// TestKeysOfLowOrderAreRefused: with such a key everybody would share the same.
+func TestKeysOfLowOrderAreRefused(t *testing.T) {
+	zero, err := nkeys.Encode(nkeys.PrefixByteCurve, make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBox(t)
+	if _, err := b.Envelope(string(zero), []byte("x")); !errors.Is(err, ErrKey) {
+		t.Errorf("sealed for a key of low order: %v", err)
+	}
+	if _, err := b.Open(string(zero), make([]byte, 100)); !errors.Is(err, ErrOpen) {
+		t.Errorf("opened from a key of low order: %v", err)
+	}
+}
+
+// BenchmarkFirstSeal is what a client's one-time reply key costs.
+func BenchmarkFirstSeal(b *testing.B) {
+	box, peer := newBox(b), make([]string, 4096)
+	for i := range peer {
+		peer[i] = newBox(b).Public()
+	}
+	b.ResetTimer()
+	for i := range b.N {
+		if _, err := box.Envelope(peer[i%len(peer)], []byte("answer")); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

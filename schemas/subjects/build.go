@@ -3,6 +3,7 @@ package subjects
 import (
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/berth-dev/berth/schemas/ids"
 )
@@ -131,13 +132,25 @@ func Wildcard(pattern string) string {
 // EventType is the CloudEvents type of what is published on subject: the
 // subject without its variable tokens, "dev.berth.v1.session.placed".
 func EventType(subject string) string {
-	for i := range Events {
-		if Match(Wildcard(Events[i].Subject), subject) {
-			return "dev." + literal(Events[i].Subject)
+	for _, t := range eventTypes() {
+		if Match(t.pattern, subject) {
+			return t.name
 		}
 	}
 	return "dev.berth.v1.other"
 }
+
+// eventType is the type of what is published within a pattern.
+type eventType struct{ pattern, name string }
+
+// eventTypes are those of the catalogue, made once: one is looked up for every event.
+var eventTypes = sync.OnceValue(func() []eventType {
+	out := make([]eventType, 0, len(Events))
+	for i := range Events {
+		out = append(out, eventType{Wildcard(Events[i].Subject), "dev." + literal(Events[i].Subject)})
+	}
+	return out
+})
 
 // Match reports whether subject lies within pattern, which may hold * and a
 // last >.
