@@ -333,11 +333,32 @@ func (d *draft) retireSurplus() {
 	}
 	highest, known := d.p.recent.highest(d.plan.Goal.N, d.now)
 	if known {
-		d.retireSome(d.good-highest, func(h *place) []*Sandbox { return h.good },
-			func(*place, *Sandbox) string {
-				return fmt.Sprintf("no more than %d were wanted for %s", highest, Grace)
-			})
+		d.thin(d.good-highest, fmt.Sprintf("no more than %d were wanted for %s", highest, Grace))
 	}
+}
+
+// thin takes away where most are: from the zone and the host that have most, the oldest there.
+func (d *draft) thin(n int, why string) {
+	for ; n > 0; n-- {
+		var from *place
+		for _, h := range d.hosts {
+			if h.counts && h.spare > 0 && len(h.good) > 0 && (from == nil || d.fuller(h, from)) {
+				from = h
+			}
+		}
+		if from == nil {
+			return
+		}
+		d.retire(from, from.good[0], why)
+		from.good = from.good[1:]
+		from.spare--
+		from.standing--
+		d.zones[from.Zone]--
+	}
+}
+
+func (d *draft) fuller(a, b *place) bool {
+	return cmp.Or(-cmp.Compare(d.zones[a.Zone], d.zones[b.Zone]), -cmp.Compare(a.standing, b.standing), older(a.good[0], b.good[0])) < 0
 }
 
 // retireSome takes the oldest first, on hosts that count, of what is reserved for nobody.

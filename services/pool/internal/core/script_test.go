@@ -310,4 +310,3 @@ func (b *bench) status() string {
 	}
 	return strings.ReplaceAll(out.String(), " \n", "\n")
 }
-
