@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 )
 
@@ -86,4 +88,40 @@ func TestExecTrueThroughTheBus(t *testing.T) {
 	t.Logf("a call that needs no guest (two ways over the bus, seals, grant, proof, nonce): p50 %s", median(info))
 	t.Logf("exec of true, p50: %s through the bus (client seals %s, answer %s, exit %s), %s at the guest alone",
 		median(through), median(prepare), median(answer), median(exit), median(direct))
+}
+
+// TestAWakeThroughTheBus prints what a wake takes on a host with the null driver, cold and claimed, one
+// at a time and many at once.
+func TestAWakeThroughTheBus(t *testing.T) {
+	r := newRig(t, nil)
+	r.cfg.Capacity.MemoryBytes = 1 << 50
+	r.start()
+	p := newPool(r)
+	const n = 100
+	one := func(user string, cold bool) time.Duration {
+		start := time.Now()
+		reply, err := r.wake(ref(user, 5, 6), func(w *hostv1.WakeRequest) { w.Cold = cold })
+		took := time.Since(start)
+		if err != nil || (reply.GetWarm() == "") != cold {
+			t.Errorf("%v %v", reply, err)
+		}
+		return took
+	}
+	for _, cold := range []bool{true, false} {
+		if !cold {
+			p.must(2 * n)
+		}
+		var alone []time.Duration
+		for i := range n {
+			alone = append(alone, one(fmt.Sprintf("a%d%v", i, cold), cold))
+		}
+		together := make([]time.Duration, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() { together[i] = one(fmt.Sprintf("t%d%v", i, cold), cold) })
+		}
+		wg.Wait()
+		slices.Sort(together)
+		t.Logf("cold %v: p50 %s one at a time; %d at once p50 %s, p99 %s", cold, median(alone), n, median(together), together[n*99/100])
+	}
 }

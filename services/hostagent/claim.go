@@ -159,6 +159,7 @@ func (m *making) claim(ctx context.Context) error {
 		return nil
 	}
 	h.log.Warn("a warm sandbox could not be claimed; the session starts cold", "session", m.key.Session, "sandbox", m.warm.name, "error", err)
+	h.meters.claim("failed")
 	m.cold, m.sb = "the claim failed: "+err.Error(), nil
 	if h.steps.Crash {
 		return err

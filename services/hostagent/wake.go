@@ -115,8 +115,10 @@ func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err erro
 	out := &hostv1.WakeReply{Origin: m.origin(), ImageDigest: m.image.Digest, Timing: m.timing(times, queued, began)}
 	if m.claimed {
 		out.Warm = string(m.warm.name)
+		s.h.meters.claim("claimed")
 	} else if s.h.keeper.missed(kindOf(req.GetTerms())) || req.GetReservation() != "" {
 		out.ColdReason = m.cold
+		s.h.meters.claim("missed")
 	}
 	if !m.asOf.IsZero() {
 		out.RestoredAsOf = timestamppb.New(m.asOf)
