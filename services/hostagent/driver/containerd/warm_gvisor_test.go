@@ -25,7 +25,7 @@ func TestAClaimedGVisorSandboxIsAsAColdOne(t *testing.T) {
 	h := newHost(t)
 	d := openDriver(t, h)
 	one, two := h.Spec(t, 1, 1), h.Spec(t, 2, 1)
-	one.Hostname, two.Hostname = "nobodys", "nobodys"
+	two.Hostname = one.Hostname
 	cold, ck := start(t, d, one, driver.GVisor)
 	warm, wk := startWarm(t, d, two, driver.GVisor)
 	same := func(s string, sb driver.Sandbox, spec driver.Spec) string {
@@ -93,7 +93,7 @@ func TestAClaimedGVisorSandboxEntersNoOtherRoot(t *testing.T) {
 	h := newHost(t)
 	d := openDriver(t, h)
 	one, two := h.Spec(t, 1, 1), h.Spec(t, 2, 1)
-	one.Hostname, two.Hostname = "nobodys", "nobodys"
+	two.Hostname = one.Hostname
 	_, ck := start(t, d, one, driver.GVisor)
 	sb, wk := startWarm(t, d, two, driver.GVisor)
 	if out := ask(wk, "enter", sb.Enter); strings.Contains(out, "error") {
@@ -114,7 +114,7 @@ func TestAHostileDiskIsNotClaimedByGVisor(t *testing.T) {
 	h := newHost(t)
 	d := openDriver(t, h)
 	spec := h.Spec(t, 1, 1)
-	spec.Tier, spec.Hostname = driver.GVisor, "nobodys"
+	spec.Tier = driver.GVisor
 	w := warmFor(spec, driver.GVisor)
 	if _, err := d.Prepare(t.Context(), w); err != nil {
 		t.Fatal(err)

@@ -25,10 +25,14 @@ import (
 
 // warmFor asks for a warm sandbox that can be claimed for the spec.
 func warmFor(spec driver.Spec, tier driver.Tier) driver.WarmSpec {
-	return driver.WarmSpec{
+	w := driver.WarmSpec{
 		ID: ids.NewWarmID(), Tier: tier, Image: spec.Image, RunDir: spec.RunDir, Guest: spec.Guest,
 		Init: spec.Init, Env: spec.Env, Hostname: "nobodys", Limits: spec.Limits,
 	}
+	if tier == driver.GVisor { // binds no name at a claim
+		w.Hostname = spec.Hostname
+	}
+	return w
 }
 
 // startWarm is start by Prepare and Claim.
