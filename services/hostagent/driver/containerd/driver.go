@@ -8,6 +8,9 @@
 // and that the death of containerd ends no sandbox. A private containerd dies with its host agent
 // and is started again by the next one.
 //
+// In tiers container and gvisor it prepares sandboxes (driver.Preparer): one of nobody runs on an empty
+// root, with everything else that it will have, and gets a session's root when it is claimed; see warm.go.
+//
 // A tier whose parts are not on this host is absent, with the reason, and the others go on.
 //
 // /tmp and /run of a sandbox are in memory, charged to its limit, and do not outlive it. In tier kata

@@ -85,9 +85,6 @@ func (c *claiming) enterRoot(context.Context) error {
 		swap.Hostname = now
 	}
 	err := swap.Do()
-	if errors.Is(err, newroot.ErrFolder) {
-		return errs.E("claim sandbox", errkind.Unimplemented, string(c.id), err)
-	}
 	c.entered = err == nil
 	return err
 }
