@@ -290,7 +290,7 @@ func (c *Client) Call(ctx context.Context, service, method string, in, out proto
 		return invalid(op, "there is no such method")
 	}
 	repeat := nobody
-	if service == "scheduler" {
+	if subjects.Leader(service) {
 		repeat = again
 	}
 	return c.call(ctx, op, subjects.RPC(service, method, c.me), in, out, repeat)

@@ -27,12 +27,10 @@ type Config struct {
 	// what waits on it.
 	HostsEvery time.Duration `yaml:"hosts_every"`
 	WarmEvery  time.Duration `yaml:"warm_every"`
-	// WarmTimeout bounds an answer of a host to what waits there; PrepareTimeout the making of one
-	// sandbox, RetireTimeout the removing of some.
-	WarmTimeout    time.Duration `yaml:"warm_timeout"`
-	PrepareTimeout time.Duration `yaml:"prepare_timeout"`
-	RetireTimeout  time.Duration `yaml:"retire_timeout"`
-	// Steps that are under way at once, over all hosts.
+	// WarmTimeout bounds an answer of a host to what waits there, RetireTimeout the removing of some.
+	WarmTimeout   time.Duration `yaml:"warm_timeout"`
+	RetireTimeout time.Duration `yaml:"retire_timeout"`
+	// Steps that are under way at once on one host, over all pools.
 	Steps int `yaml:"steps"`
 	// Alone says that no other instance runs on this bus: what an earlier process held is taken over at once.
 	Alone bool `yaml:"alone"`
@@ -59,7 +57,7 @@ type Limits struct {
 // NewConfig returns the defaults; there are no templates among them.
 func NewConfig() Config {
 	return Config{Lease: 5 * time.Second, RenewEvery: time.Second, HostsEvery: 2 * time.Second, WarmEvery: time.Second,
-		WarmTimeout: 3 * time.Second, PrepareTimeout: time.Minute, RetireTimeout: 30 * time.Second, Steps: 64}
+		WarmTimeout: 3 * time.Second, RetireTimeout: 30 * time.Second, Steps: 16}
 }
 
 // Validate says in one sentence what cannot work.
@@ -71,7 +69,7 @@ func (c *Config) Validate() error {
 	}{
 		{"renew_every", c.RenewEvery, 10 * time.Millisecond}, {"lease", c.Lease, 3 * c.RenewEvery},
 		{"hosts_every", c.HostsEvery, 10 * time.Millisecond}, {"warm_every", c.WarmEvery, 10 * time.Millisecond},
-		{"warm_timeout", c.WarmTimeout, 10 * time.Millisecond}, {"prepare_timeout", c.PrepareTimeout, 10 * time.Millisecond},
+		{"warm_timeout", c.WarmTimeout, 10 * time.Millisecond},
 		{"retire_timeout", c.RetireTimeout, 10 * time.Millisecond},
 	} {
 		if d.value < d.least {

@@ -21,8 +21,6 @@ type kv interface {
 	Get(ctx context.Context, key string) (value []byte, revision uint64, err error)
 	Create(ctx context.Context, key string, value []byte) (revision uint64, err error)
 	Update(ctx context.Context, key string, value []byte, last uint64) (revision uint64, err error)
-	Delete(ctx context.Context, key string) error
-	Keys(ctx context.Context) ([]string, error)
 }
 
 // seat is the value of the key leader. Each leadership has a name of its own, so that a renewal whose
@@ -122,9 +120,20 @@ func (e *election) sit(ctx context.Context, over uint64) *tenure {
 }
 
 // keep renews the seat until ctx ends, or it is another's: then it returns true. While the key cannot
-// be written it tries on: nobody else can write it either, or this one will see that it did.
-func (e *election) keep(ctx context.Context, t *tenure) (lost bool) {
-	for sleep(ctx, e.every) {
+// be written it tries on: nobody else can write it either, or this one will see that it did. doubt is
+// a host's word that another leads: it looks at once, and believes it when its own lease is over.
+func (e *election) keep(ctx context.Context, t *tenure, doubt signal) (lost bool) {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-doubt:
+			if !t.holds(e.lease) {
+				return true
+			}
+			sleep(ctx, e.every/10)
+		case <-time.After(e.every):
+		}
 		began := time.Now()
 		rctx, cancel := context.WithTimeout(ctx, e.patience())
 		rev, err := e.kv.Update(rctx, leaderKey, e.seat(t), t.last)
@@ -145,7 +154,6 @@ func (e *election) keep(ctx context.Context, t *tenure) (lost bool) {
 		t.last = rev
 		t.renewed(began)
 	}
-	return false
 }
 
 // leave gives the seat up, so that the next one need not wait.

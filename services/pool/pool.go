@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/berth-dev/berth/internal/bus"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 )
 
 // bucketName holds what is declared, the caps, the leader and the demand.
@@ -24,7 +25,11 @@ type server struct {
 	conn     *bus.Conn
 	bucket   kv
 	election *election
+	events   *events
+	m        *metrics
 	log      *slog.Logger
+	// file is what the configuration declares, until it is declared.
+	file []*poolv1.Spec
 }
 
 // Run serves until ctx ends. conn is the identity svc-pool. Of several instances one leads and
@@ -34,12 +39,28 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("pool: %w", err)
 	}
+	s := &server{cfg: cfg, conn: conn, log: log}
+	if err := s.readFile(); err != nil {
+		return fmt.Errorf("pool: %w", err)
+	}
 	bucket, err := conn.OpenBucket(ctx, bucketName)
 	if err != nil {
 		return err
 	}
-	s := &server{cfg: cfg, conn: conn, bucket: bucket, log: log, election: &election{kv: bucket, instance: nuid.Next(),
-		lease: cfg.Lease, every: cfg.RenewEvery, log: log, alone: cfg.Alone}}
+	return s.run(ctx, bucket, ready)
+}
+
+// run leads, again and again.
+func (s *server) run(ctx context.Context, bucket kv, ready func()) (err error) {
+	cfg, log := s.cfg, s.log
+	if s.m, err = newMetrics(); err != nil {
+		return err
+	}
+	defer s.m.close()
+	s.bucket = bucket
+	s.election = &election{kv: bucket, instance: nuid.Next(), lease: cfg.Lease, every: cfg.RenewEvery, log: log, alone: cfg.Alone}
+	s.events = newEvents(s.conn, log)
+	defer s.events.close()
 	if ready != nil {
 		ready()
 	}

@@ -215,6 +215,7 @@ func sampleEvents() []sdk.Event {
 		hostEvent("draining", &schedulerv1.HostEvent{Host: "host-1", What: "draining"}),
 		hostEvent("drained", &schedulerv1.HostEvent{Host: "host-1", What: "drained"}),
 		hostEvent("removed", &schedulerv1.HostEvent{Host: "host-1", What: "removed"}),
+		poolEvent("filled", "as many wait as are wanted: the minimum"), poolEvent("exhausted", "none is left that this session could have: it starts cold"),
 		event("refused", &lifecyclev1.Refused{Tenant: "acme", Session: sampleKey, RequestId: "r2", Failure: &corev1.Failure{Kind: "refused", Reason: "the tenant is paused"}}),
 	}
 }
@@ -256,6 +257,10 @@ func samples(t *testing.T) map[string]func(*app) error {
 		"host-show":            show(sampleHost(), func(a *app) { a.renderHost(sampleHost()) }),
 		"host-drain":           show(sampleHost(), said(drainWord(sampleHost())+"\n")),
 		"host-remove":          show(sampleRemoved(), func(a *app) { a.renderRemoved(sampleRemoved()) }),
+		"pool-show":            show(samplePools(), func(a *app) { a.renderPools(samplePools()) }),
+		"pool-show-one":        show(samplePool(), func(a *app) { a.renderPool(samplePool().Pools[0]) }),
+		"pool-apply":           show(samplePool(), func(a *app) { a.renderApplied(samplePool(), true) }),
+		"pool-remove":          show(poolRemovedOut{"default", true}, func(a *app) { a.renderPoolRemoved(poolRemovedOut{"default", true}) }),
 		"scheduler-peers":      show(samplePeers(), func(a *app) { a.renderPeers(samplePeers()) }),
 		"session-explain":      show(sampleExplain(), func(a *app) { a.renderExplain(sampleExplain()) }),
 		"policy-tier-test":     show(tested, func(a *app) { a.renderPolicyTest(tested) }),

@@ -112,6 +112,7 @@ type failureOut struct {
 type eventOut struct {
 	Time      time.Time       `json:"time"`
 	Host      string          `json:"host,omitempty"`
+	Pool      string          `json:"pool,omitempty"`
 	Tenant    string          `json:"tenant"`
 	Session   string          `json:"session"`
 	Event     string          `json:"event"`

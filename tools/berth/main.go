@@ -31,6 +31,7 @@ type cli struct {
 	Disk      diskCmd      `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
 	Tail      tailCmd      `cmd:"" help:"Follow what happens to sessions."`
 	Host      hostCmd      `cmd:"" help:"Hosts of the platform."`
+	Pool      poolCmd      `cmd:"" help:"Pools of warm sandboxes: declare, show and end them."`
 	Scheduler schedulerCmd `cmd:"" help:"Replicas of the scheduler."`
 	Policy    policyCmd    `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
 	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`

@@ -11,6 +11,7 @@ import (
 
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/sdk"
@@ -21,6 +22,7 @@ type tailCmd struct {
 	Session  string        `help:"Only of this session: its key, or the beginning of it that tail prints." placeholder:"KEY"`
 	Event    string        `help:"Only events of this name." placeholder:"NAME"`
 	Hosts    bool          `help:"Events of hosts instead of those of sessions."`
+	Pools    bool          `help:"Events of pools of warm sandboxes instead of those of sessions."`
 	Since    time.Duration `help:"Begin with the stored events of so long ago, for example 10m." placeholder:"DURATION"`
 	NoFollow bool          `help:"End after the stored events; needs --since."`
 	Client   string        `help:"A frontend's bus login instead of the operator's: it sees its tenant, from now on." placeholder:"NAME" env:"BERTH_CLIENT"`
@@ -33,8 +35,11 @@ func (c *tailCmd) Run(a *app) error {
 	if c.Since < 0 {
 		return usage("--since must be more than 0")
 	}
-	if c.Hosts && (c.Tenant != "" || c.Session != "") {
-		return usage("--hosts goes with neither --tenant nor --session")
+	if (c.Hosts || c.Pools) && (c.Tenant != "" || c.Session != "") {
+		return usage("--hosts and --pools go with neither --tenant nor --session")
+	}
+	if c.Hosts && c.Pools {
+		return usage("--hosts and --pools are two selections; say one")
 	}
 	whole := c.Session
 	if _, err := ids.ParseSessionKey(c.Session); c.Session != "" && err != nil {
@@ -48,7 +53,7 @@ func (c *tailCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
-	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: whole, Event: c.Event, Hosts: c.Hosts, Since: c.Since, Stop: c.NoFollow})
+	events, err := cl.Events(a.ctx, sdk.EventFilter{Tenant: c.Tenant, Session: whole, Event: c.Event, Hosts: c.Hosts, Pools: c.Pools, Since: c.Since, Stop: c.NoFollow})
 	if err != nil {
 		return err
 	}
@@ -119,7 +124,7 @@ func (c *tailCmd) connect(a *app) (*sdk.Client, error) {
 
 // eventJSON writes one event on one line.
 func (a *app) eventJSON(e sdk.Event) error {
-	out := eventOut{Time: e.Time.UTC(), Host: e.Host, Tenant: e.Tenant, Session: e.Session, Event: e.Name, Revision: e.Revision, State: string(e.State), RequestID: e.RequestID()}
+	out := eventOut{Time: e.Time.UTC(), Host: e.Host, Pool: e.Pool, Tenant: e.Tenant, Session: e.Session, Event: e.Name, Revision: e.Revision, State: string(e.State), RequestID: e.RequestID()}
 	if e.Body != nil {
 		raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e.Body)
 		if err != nil {
@@ -138,6 +143,7 @@ var eventColour = map[string]string{
 	"active": "32", "renewed": "32", "admitted": "33", "placed": "33", "resume": "33", "asleep": "34", "idle": "34", "deleted": "90", "paused": "35", "pause": "35",
 	"restoring": "33", "saved": "32", "rewound": "35", "erased": "90", "unsaved": "31",
 	"expiring": "35", "expire": "35", "failed": "31", "displaced": "31", "unplaceable": "31", "refused": "31", "quota": "31", "oom": "31", "exited": "31",
+	"filled": "32", "claimed": "33", "exhausted": "35", "unhealthy": "31",
 	"joined": "32", "lost": "31", "draining": "35", "drained": "34", "removed": "90",
 }
 
@@ -152,8 +158,8 @@ func (a *app) eventLine(e sdk.Event) string {
 		name = "\x1b[" + c + "m" + name + "\x1b[0m"
 	}
 	who := fmt.Sprintf("%-12s %s", e.Tenant, key)
-	if e.Host != "" {
-		who = fmt.Sprintf("%-22s", e.Host)
+	if name := or(e.Host, e.Pool); name != "" {
+		who = fmt.Sprintf("%-22s", name)
 	}
 	line := fmt.Sprintf("%s  %s  %s  %s", e.Time.UTC().Format("15:04:05.000"), who, name, plain(eventText(e)))
 	for len(line) > 0 && line[len(line)-1] == ' ' {
@@ -179,6 +185,8 @@ func eventText(e sdk.Event) string {
 		return "expires at " + b.GetExpiresAt().AsTime().Format(time.RFC3339)
 	case *schedulerv1.HostEvent:
 		return hostEventText(b)
+	case *poolv1.Event:
+		return fmt.Sprintf("%s (%d of %d wait)", b.GetReason(), b.GetWarm(), b.GetGoal())
 	case *hostv1.Facts:
 		return fmt.Sprintf("%s, %s, %s of its pool are free", count(int(b.GetSandboxes()), "sandbox", "sandboxes"), count(int(b.GetDisks()), "disk", "disks"), bytesWord(b.GetDiskFreeBytes()))
 	}
