@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -28,10 +29,26 @@ func keptMask() (m uint64) {
 	return m
 }
 
-// Prepare takes from all that the process will ever execute what is not kept, for good. The process
-// itself still has it. This is the slower part of what Root gives up, which does it too, and can be done
-// before the sandbox is anybody's. Idempotent.
+// bounded: all that the process executes lacks what is not kept.
+var bounded atomic.Bool
+
+// Prepare is for a process that will be asked to enter a root, before its sandbox is anybody's. It takes
+// from all that the process will ever execute what is not kept, for good; the process itself still has
+// it. Root would do that too, but it is slow. Then it goes through what Root does, on the root that there
+// is and without changing it: the first time costs most, and nobody waits yet. Idempotent.
 func Prepare() error {
+	if err := bound(); err != nil {
+		return err
+	}
+	rehearse()
+	return nil
+}
+
+// bound takes the rights of what the process will execute.
+func bound() error {
+	if bounded.Load() {
+		return nil
+	}
 	for c, m := uintptr(0), keptMask(); ; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) { // beyond the last that the kernel knows
@@ -47,18 +64,30 @@ func Prepare() error {
 			return fmt.Errorf("drop capability %d: %w", c, e)
 		}
 	}
-	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && set == 1 {
-		return nil
+	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || set != 1 {
+		if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
+			return fmt.Errorf("no new privileges: %w", e)
+		}
 	}
-	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
-		return fmt.Errorf("no new privileges: %w", e)
-	}
+	bounded.Store(true)
 	return nil
+}
+
+// rehearse does what changes nothing of what Root does. What fails here fails there.
+func rehearse() {
+	points, _ := mounted("/")
+	top, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil {
+		places, _ := find(top, points)
+		closeAll(places)
+		_ = unix.Close(top)
+	}
+	_ = verifyThreads()
 }
 
 // giveUp takes from every thread, and so from all that they ever start, what is not kept.
 func giveUp() error {
-	if err := Prepare(); err != nil {
+	if err := bound(); err != nil {
 		return err
 	}
 	m := keptMask()
@@ -95,6 +124,16 @@ func refuse() error {
 
 // verify looks at every thread, and tries.
 func verify() error {
+	if err := verifyThreads(); err != nil {
+		return err
+	}
+	if err := unix.Mount("none", "/proc", "tmpfs", 0, ""); !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("a mount is not refused: %v", err)
+	}
+	return nil
+}
+
+func verifyThreads() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return fmt.Errorf("list threads: %w", err)
@@ -110,9 +149,6 @@ func verify() error {
 		if err != nil {
 			return fmt.Errorf("thread %s: %w", t.Name(), err)
 		}
-	}
-	if err := unix.Mount("none", "/proc", "tmpfs", 0, ""); !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("a mount is not refused: %v", err)
 	}
 	return nil
 }
