@@ -102,7 +102,8 @@ and against what stands between hostagent and a driver; how to write one is in h
 
 A check is skipped only because of what a driver declares, and says so. **Needs** names the capabilities; a check of an optional interface
 (watch, usage, freeze, resize, network namespace) is skipped where the driver has none. Checks marked with * look at one pair of sandboxes
-that they share. The last column is the kind of fault that the check belongs to; docs/faults.md tells what holds for each kind.
+that they share. Where sandboxes are prepared ahead (Warm), the suite, or in slow tiers the checks with * alone, runs a second time on
+sandboxes that were prepared for nobody and then claimed. The last column is the kind of fault that the check belongs to; docs/faults.md tells what holds for each kind.
 `
 
 func render(t *testing.T) string {

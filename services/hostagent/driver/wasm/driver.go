@@ -6,7 +6,8 @@
 // has, and nothing of the host in sight but the run folder, /dev/null and that program; that machine
 // code of modules which more than one sandbox uses was compiled by a process of this driver that saw
 // that one module alone, into a folder that no sandbox writes; and that everything made bears the
-// sandbox's id, so that Stop and List find it without any record.
+// sandbox's id, so that Stop and List find it without any record. A sandbox that waits for a session has
+// nothing of the host's files in sight, and no disk of another session is held by it.
 //
 // The root is the image with the session's disk on top, as in other tiers, so that a disk moves between
 // them. It is mounted in the sandbox's own mount namespace alone: when the last process is gone,
