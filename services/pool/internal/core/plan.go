@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // draft is a plan that is being made.
@@ -15,6 +17,7 @@ type draft struct {
 	now   time.Time
 	plan  Plan
 	hosts []*place
+	going map[ids.SandboxID]bool
 	zones map[string]int
 	room  int
 	// full: the ceiling leaves no room for so many.
@@ -36,11 +39,14 @@ type place struct {
 	standing, planned int
 	// spare of those that can be claimed are reserved for nobody.
 	spare int
+	// fresh: its list is of now; total of all that is there or may come, under way of it.
+	fresh        bool
+	total, under int
 }
 
 // Plan says what is to be done now. It changes nothing.
 func (p *Pool) Plan(now time.Time) Plan {
-	d := &draft{p: p, now: now, room: p.spec.Ceiling, zones: map[string]int{}, plan: Plan{Goal: p.goal(now)}}
+	d := &draft{p: p, now: now, room: p.spec.Ceiling, going: map[ids.SandboxID]bool{}, zones: map[string]int{}, plan: Plan{Goal: p.goal(now)}}
 	for _, m := range p.ordered() {
 		d.hosts = append(d.hosts, d.look(m))
 	}
@@ -55,10 +61,11 @@ func (p *Pool) Plan(now time.Time) Plan {
 
 // look sorts what a host has.
 func (d *draft) look(m *member) *place {
-	h := &place{member: m, cannot: d.p.cannot(m, d.now), cap: d.p.counted(m, d.now), standing: m.coming()}
+	h := &place{member: m, cannot: d.p.cannot(m, d.now), cap: d.p.counted(m, d.now), standing: m.coming(),
+		fresh: m.answers(d.now), total: m.all(), under: m.underWay()}
 	d.room -= h.cap
-	h.counts = m.answers(d.now) && d.p.fits(m) == ""
-	if !m.answers(d.now) {
+	h.counts = h.fresh && d.p.fits(m) == ""
+	if !h.fresh {
 		return h
 	}
 	for _, s := range m.sandboxes() {
@@ -160,6 +167,7 @@ func (p *Pool) old(m *member, s *Sandbox, now time.Time) string {
 }
 
 func (d *draft) retire(h *place, s *Sandbox, why string) {
+	d.going[s.ID] = true
 	d.plan.Steps = append(d.plan.Steps, Step{Kind: RetireOne, Host: h.ID, Sandbox: s.ID, Why: why})
 }
 
@@ -169,7 +177,7 @@ func (d *draft) retireUseless() {
 		for _, s := range h.useless {
 			d.retire(h, s, d.p.useless(h.member, s))
 		}
-		if why := d.p.offers(h.member); why != "" && h.answers(d.now) {
+		if why := d.p.offers(h.member); why != "" && h.fresh {
 			for _, s := range slices.Concat(h.old, h.good) {
 				d.retire(h, s, why)
 			}
@@ -177,13 +185,16 @@ func (d *draft) retireUseless() {
 	}
 }
 
+// maxPlaced are placed by one plan; the next goes on.
+const maxPlaced = 1024
+
 // fill prepares what lacks: on hosts in turn, as far as the ceiling and what each host does at once allow.
 func (d *draft) fill() {
 	lacking := d.plan.Goal.N - d.good
 	d.plan.Lacking = max(0, lacking)
 	d.plan.Filled = d.claimable >= d.plan.Goal.N
 	placed := 0
-	for ; placed < lacking; placed++ {
+	for ; placed < min(lacking, maxPlaced); placed++ {
 		h := d.next()
 		if h == nil {
 			break
@@ -197,7 +208,7 @@ func (d *draft) fill() {
 		d.zones[h.Zone]++
 	}
 	for _, h := range d.hosts {
-		n := min(h.planned, d.atOnce(h.member))
+		n := min(h.planned, d.atOnce(h))
 		for range n {
 			d.plan.Steps = append(d.plan.Steps, Step{Kind: PrepareOne, Host: h.ID, Cap: h.cap, Why: d.plan.Goal.Reason})
 		}
@@ -206,12 +217,12 @@ func (d *draft) fill() {
 }
 
 // atOnce is how many more the host may begin now.
-func (d *draft) atOnce(m *member) int {
+func (d *draft) atOnce(h *place) int {
 	n := d.p.spec.InFlight
-	if m.back.failures > 0 {
+	if h.back.failures > 0 {
 		n = 1
 	}
-	return max(0, n-m.underWay())
+	return max(0, n-h.under)
 }
 
 // next is the host that gets the next one: in the zone that has fewest, the host that has fewest; then
@@ -231,7 +242,7 @@ func (d *draft) next() *place {
 
 // hasMemory also for what this plan puts there.
 func (d *draft) hasMemory(h *place) bool {
-	return h.FreeMemory == 0 || h.FreeMemory >= d.p.tpl.Memory*uint64(h.underWay()+h.planned+1)
+	return h.FreeMemory == 0 || h.FreeMemory >= d.p.tpl.Memory*uint64(h.under+h.planned+1)
 }
 
 func (d *draft) better(a, b *place) bool {
@@ -249,13 +260,13 @@ func (d *draft) lacksImage(h *place) int {
 // makeRoom raises the host's cap by one if one more needs it. Where the ceiling leaves none, another
 // host whose list is of now gives up what it does not use.
 func (d *draft) makeRoom(h *place) bool {
-	if h.all()+h.planned < h.cap {
+	if h.total+h.planned < h.cap {
 		return true
 	}
 	if d.room <= 0 {
 		var from *place
 		for _, o := range d.hosts {
-			if o != h && o.slack(d.now) > 0 && (from == nil || o.slack(d.now) > from.slack(d.now)) {
+			if o != h && o.slack() > 0 && (from == nil || o.slack() > from.slack()) {
 				from = o
 			}
 		}
@@ -272,11 +283,11 @@ func (d *draft) makeRoom(h *place) bool {
 
 // slack is by how much the host's cap may be lowered without a word to it: nothing is under way there
 // that would rely on it.
-func (h *place) slack(now time.Time) int {
-	if !h.answers(now) {
+func (h *place) slack() int {
+	if !h.fresh {
 		return 0
 	}
-	return h.cap - h.all() - h.planned
+	return h.cap - h.total - h.planned
 }
 
 // retireForRoom takes away what serves least when the ceiling leaves no room: on hosts that are unwell
@@ -293,8 +304,8 @@ func (d *draft) retireForRoom() {
 		}
 	}
 	for _, h := range d.hosts {
-		busy := h.underWay() > 0 || slices.ContainsFunc(h.sandboxes(), func(s *Sandbox) bool { return s.State == Retiring })
-		if h.answers(d.now) && busy {
+		busy := h.under > 0 || slices.ContainsFunc(h.sandboxes(), func(s *Sandbox) bool { return s.State == Retiring })
+		if h.fresh && busy {
 			return
 		}
 	}
@@ -321,11 +332,7 @@ func (d *draft) retireSurplus() {
 			}
 		}
 	}
-	for _, s := range d.plan.Steps {
-		if s.Kind == RetireOne {
-			total--
-		}
-	}
+	total -= len(d.going)
 	if over := total - d.p.spec.Ceiling; over > 0 {
 		d.retireSome(over, func(h *place) []*Sandbox { return slices.Concat(h.old, h.good) },
 			func(*place, *Sandbox) string { return fmt.Sprintf("the ceiling is %d", d.p.spec.Ceiling) })
@@ -373,7 +380,7 @@ func (d *draft) retireSome(n int, of func(*place) []*Sandbox, why func(*place, *
 			continue
 		}
 		for _, s := range of(h) {
-			if !slices.ContainsFunc(d.plan.Steps, func(st Step) bool { return st.Sandbox == s.ID }) {
+			if !d.going[s.ID] {
 				all = append(all, at{h, s})
 			}
 		}
@@ -394,7 +401,7 @@ func (d *draft) retireSome(n int, of func(*place) []*Sandbox, why func(*place, *
 // settleCaps gives up what nobody may have any more, and what a lower ceiling does not allow.
 func (d *draft) settleCaps() {
 	for _, h := range d.hosts {
-		for d.room < 0 && h.slack(d.now) > 0 {
+		for d.room < 0 && h.slack() > 0 {
 			h.cap--
 			d.room++
 		}

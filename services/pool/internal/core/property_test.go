@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -356,4 +357,44 @@ func TestNobodyWaitsBehindAnotherTenantsQueue(t *testing.T) {
 	if want := []string{"a1", "b1", "c1", "a2", "b2", "a3", "a4"}; !slices.Equal(got, want) {
 		t.Errorf("served %v, not %v", got, want)
 	}
+}
+
+// TestFaultATenantIsStarved: of tenants that all wait, none is served more than once while another is not,
+// however many asks it has.
+func TestFaultATenantIsStarved(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(Spec{Template: "py", Tier: gvisor, Ceiling: 40, InFlight: 8, MaxAge: time.Hour, Share: 1, Wait: time.Hour}, 2)
+		w.quiet(2)
+		l := w.leaders[0]
+		names := []string{"a", "b", "c", "d"}
+		waits, got, n := map[string]int{}, map[string]int{}, 0
+		ask := func(who string) {
+			n++
+			waits[who]++
+			l.Reserve(Ask{Tenant: who, Session: who, Attempt: fmt.Sprint(n), Hosts: []string{"h1", "h2"}}, w.now)
+		}
+		for _, who := range names {
+			for range rapid.IntRange(3, 12).Draw(t, "asks of "+who) {
+				ask(who)
+			}
+		}
+		w.spec.Minimum = rapid.IntRange(1, 12).Draw(t, "supply")
+		l.Declare(w.spec, w.tpl)
+		for range 4 {
+			w.quiet(1)
+			answers, _ := l.Granted(w.now)
+			for _, a := range answers {
+				got[a.Reservation[:1]]++
+				waits[a.Reservation[:1]]--
+				ask(a.Reservation[:1])
+			}
+		}
+		for _, a := range names {
+			for _, b := range names {
+				if got[a] > got[b]+1 {
+					t.Fatalf("served %v", got)
+				}
+			}
+		}
+	})
 }

@@ -30,11 +30,11 @@ type ending struct {
 	reservation string
 }
 
-// held is one decided ask. open: it keeps one on the host.
+// held is one decided ask. open: it keeps one on the host; claimed: that was claimed.
 type held struct {
-	answer Answer
-	tenant string
-	open   bool
+	answer        Answer
+	tenant        string
+	open, claimed bool
 }
 
 type waiter struct {
@@ -205,8 +205,11 @@ func (p *Pool) Settle(s Settled, now time.Time) {
 	if s.Warm == "" || m == nil {
 		return
 	}
-	if _, again := m.removed[s.Warm]; again {
+	if _, again := m.removed[s.Warm]; again || h != nil && h.claimed {
 		return
+	}
+	if h != nil {
+		h.claimed = true
 	}
 	m.gone(s.Warm, now)
 	d.tenant(s.Tenant).claimed(now)

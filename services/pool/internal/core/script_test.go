@@ -216,8 +216,8 @@ func show(p Plan, caps Caps) string {
 	if p.CapsChanged {
 		fmt.Fprintf(&out, "caps %v -> %v\n", map[string]int(caps), map[string]int(p.Caps))
 	}
-	for _, s := range p.Steps {
-		out.WriteString(s.String() + "\n")
+	for _, line := range Words(p.Steps) {
+		out.WriteString(line + "\n")
 	}
 	if p.Unhealthy != "" {
 		out.WriteString("unhealthy: " + p.Unhealthy + "\n")

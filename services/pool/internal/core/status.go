@@ -1,13 +1,14 @@
 package core
 
 import (
+	"fmt"
 	"time"
 
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// maxSteps of a plan are told.
+// maxSteps of a plan are told, each in a line.
 const maxSteps = 32
 
 // Status is the pool as it stands.
@@ -31,11 +32,9 @@ func (p *Pool) Status(now time.Time) *poolv1.Status {
 		}
 		out.Hosts = append(out.Hosts, h)
 	}
-	for i, s := range plan.Steps {
-		if i == maxSteps {
-			break
-		}
-		out.Plan = append(out.Plan, s.String())
+	out.Plan = Words(plan.Steps)
+	if len(out.Plan) > maxSteps {
+		out.Plan = append(out.Plan[:maxSteps-1:maxSteps-1], fmt.Sprintf("and %d more", len(out.Plan)-maxSteps+1))
 	}
 	return out
 }

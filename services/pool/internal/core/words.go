@@ -72,7 +72,7 @@ func (d *draft) failures() string {
 // elsewhere is how many may exist on hosts that do not answer.
 func (d *draft) elsewhere() (n int) {
 	for _, h := range d.hosts {
-		if !h.answers(d.now) {
+		if !h.fresh {
 			n += h.cap
 		}
 	}
@@ -93,4 +93,21 @@ func (s Step) String() string {
 		return fmt.Sprintf("retire %s on %s: %s", s.Sandbox, s.Host, s.Why)
 	}
 	return fmt.Sprintf("prepare one on %s (at most %d there): %s", s.Host, s.Cap, s.Why)
+}
+
+// Words are the steps in words, those that are alike in one line.
+func Words(steps []Step) (out []string) {
+	for i := 0; i < len(steps); {
+		n := 1
+		for i+n < len(steps) && steps[i].Kind == PrepareOne && steps[i+n] == steps[i] {
+			n++
+		}
+		if n > 1 {
+			out = append(out, fmt.Sprintf("prepare %d on %s (at most %d there): %s", n, steps[i].Host, steps[i].Cap, steps[i].Why))
+		} else {
+			out = append(out, steps[i].String())
+		}
+		i += n
+	}
+	return out
 }
