@@ -16,32 +16,14 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
-// breaks runs do for every point at which a Prepare and a Claim can fail.
-func (s *suite) breaks(t *testing.T, hard bool, do func(d driver.Driver, p driver.Preparer, n int)) {
+// breaker is what makes a Prepare or a Claim fail.
+func (s *suite) breaker(t *testing.T) Breaker {
 	t.Helper()
 	b, ok := s.host.(Breaker)
 	if !ok {
 		t.Fatal("the host cannot make a claim fail: nothing was tried")
 	}
-	n := 0
-	for ; ; n++ {
-		d := s.host.Open(t)
-		if !b.Break(d, s.tier, n, hard) {
-			_ = d.Close()
-			break
-		}
-		p := d.(driver.Preparer)
-		if !hard {
-			do(d, p, n)
-			b.Break(d, s.tier, -1, false)
-			s.clean(t, d)
-			continue
-		}
-		do(d, p, n)
-	}
-	if n == 0 {
-		t.Error("the host has no point of failure: nothing was tried")
-	}
+	return b
 }
 
 // tryClaim prepares a sandbox and claims it, one of which has to fail.
@@ -61,22 +43,35 @@ func (s *suite) tryClaim(t *testing.T, p driver.Preparer, n int, spec driver.Spe
 // claimFails: a failed claim of which something is left, or after which another session gets what was
 // half made for the first.
 func (s *suite) claimFails(t *testing.T) {
-	s.open(t) // and lets go of the disks
+	b := s.breaker(t)
+	d, p := s.preparer(t)
 	before := s.host.Left(t)
-	s.breaks(t, false, func(d driver.Driver, p driver.Preparer, n int) {
+	n := 0
+	for ; b.Break(d, s.tier, n, false); n++ {
 		w := s.tryClaim(t, p, n, s.spec(t, 1, 1))
 		s.refusesClaim(t, p, w.ID, s.spec(t, 2, 1))
 		s.nothing(t, d, before)
-	})
-	_, k := s.start(t, s.open(t), 1, 1) // the wake goes on without it
+	}
+	if n == 0 {
+		t.Error("the host has no point of failure: nothing was tried")
+	}
+	b.Break(d, s.tier, -1, false)
+	_, k := s.start(t, d, 1, 1) // the wake goes on without it
 	k.must(t, "echo", "works after all")
 }
 
 // claimCrashes: an agent that is killed in the middle of a claim, at every step, after which the session
 // runs half-bound, or another one gets its sandbox, or the remains stand in the way.
 func (s *suite) claimCrashes(t *testing.T) {
-	s.breaks(t, true, func(dead driver.Driver, p driver.Preparer, n int) {
-		spec := s.spec(t, 1, 1)
+	b := s.breaker(t)
+	n := 0
+	for ; ; n++ {
+		dead := s.host.Open(t)
+		if !b.Break(dead, s.tier, n, true) {
+			_ = dead.Close()
+			break
+		}
+		spec, p := s.spec(t, 1, 1), dead.(driver.Preparer)
 		w := s.tryClaim(t, p, n, spec)
 		s.refusesClaim(t, p, w.ID, s.spec(t, 2, 1))
 		_ = dead.Close()
@@ -93,7 +88,10 @@ func (s *suite) claimCrashes(t *testing.T) {
 		k.must(t, "echo", "healed")
 		k.Close()
 		s.clean(t, d)
-	})
+	}
+	if n == 0 {
+		t.Error("the host has no point of failure: nothing was tried")
+	}
 	s.open(t) // and lets go of the disks
 }
 
