@@ -3,14 +3,12 @@ package containerd
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +17,6 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
-	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/newroot"
 )
 
@@ -221,70 +218,4 @@ func only(t *testing.T, d *Driver) driver.Found {
 		t.Fatalf("list %+v, %v", found, err)
 	}
 	return found[0]
-}
-
-// TestTheTimeOfAClaim logs what Prepare and Claim take beside a cold Create of the same run.
-func TestTheTimeOfAClaim(t *testing.T) {
-	if testing.Short() {
-		t.Skip("skipped: it only measures")
-	}
-	h := newHost(t)
-	d := openDriver(t, h)
-	for i, tier := range h.cfg.Tiers {
-		if _, ok := warmTiers[tier]; !ok {
-			continue
-		}
-		took := map[string][]time.Duration{}
-		note := func(what string, d time.Duration) { took[what] = append(took[what], d) }
-		for n := range 20 {
-			for _, how := range []string{"cold", "warm"} {
-				spec := h.Spec(t, 1000*i+10*n+map[string]int{"cold": 1, "warm": 2}[how], 1)
-				spec.Tier = tier
-				w := warmFor(spec, tier)
-				began := time.Now()
-				make := func() (driver.Sandbox, error) { return d.Create(t.Context(), spec) }
-				if how == "warm" {
-					if _, err := d.Prepare(t.Context(), w); err != nil {
-						t.Fatal(err)
-					}
-					note("prepare", time.Since(began))
-					make = func() (driver.Sandbox, error) { return d.Claim(t.Context(), w.ID, spec) }
-				}
-				began = time.Now()
-				sb, err := make()
-				if err != nil {
-					t.Fatal(err)
-				}
-				note(how, time.Since(began))
-				for _, s := range sb.Steps {
-					note(how+" "+s.Name, s.Took)
-				}
-				k, err := drivertest.Open(sb.Channel)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if sb.Enter != "" {
-					if _, err := k.Do("enter", sb.Enter); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if _, err := k.Do("echo", "x"); err != nil {
-					t.Fatal(err)
-				}
-				note(how+" to the first answer", time.Since(began))
-				k.Close()
-				began = time.Now()
-				if err := d.Stop(t.Context(), sb.ID); err != nil {
-					t.Fatal(err)
-				}
-				note(how+" stop", time.Since(began))
-				if err := h.disks.Detach(t.Context(), disk.Key{Session: spec.Session, Generation: spec.Generation}); err != nil {
-					t.Errorf("%s: the disk is held after Stop: %v", how, err)
-				}
-			}
-		}
-		for _, what := range slices.Sorted(maps.Keys(took)) {
-			t.Logf("%s: %s p50 %s", tier, what, median(took[what]))
-		}
-	}
 }
