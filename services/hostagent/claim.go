@@ -31,6 +31,7 @@ func (k *warmKeeper) take(kind shelf.Kind, image string, spec driver.Spec) (*war
 		if g := w.guest; g != nil && g.Err() != nil {
 			return "the guest of the warm one does not answer"
 		}
+		spec.RunDir = w.spec.RunDir // it becomes the session's
 		return drv.Fits(w.spec, spec)
 	})
 	if name == "" && why == "" && k.shelf.HasPool(kind) {
