@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/microvm/jail"
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -32,7 +33,8 @@ type making struct {
 	said      *os.File
 	state     *os.File // the template's, for this clone
 	restored  bool
-	given     bool // QEMU has the session's disk
+	files     map[string]vmwire.File // of the run folder, as the guest got them
+	given     bool                   // QEMU has the session's disk
 }
 
 // Create implements driver.Driver.
@@ -178,7 +180,7 @@ func (m *making) ready(context.Context) error {
 	if err := m.save(); err != nil {
 		return err
 	}
-	m.d.files.follow(m.id, m.rec.RunDir)
+	m.d.files.follow(m.id, m.rec.RunDir, m.files)
 	return nil
 }
 

@@ -3,9 +3,11 @@
 package microvm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,7 +38,8 @@ type folders struct {
 	dirs map[int]ids.SandboxID // by watch
 	of   map[ids.SandboxID]int
 	path map[ids.SandboxID]string
-	busy map[ids.SandboxID]bool // being sent; true if it has changed meanwhile
+	sent map[ids.SandboxID]map[string]vmwire.File // what the machine has
+	busy map[ids.SandboxID]bool                   // being sent; true if it has changed meanwhile
 }
 
 func openFolders(d *Driver) (*folders, error) {
@@ -45,7 +48,7 @@ func openFolders(d *Driver) (*folders, error) {
 		return nil, fmt.Errorf("watch run folders: %w", err)
 	}
 	f := &folders{d: d, in: os.NewFile(uintptr(fd), "inotify"),
-		dirs: map[int]ids.SandboxID{}, of: map[ids.SandboxID]int{}, path: map[ids.SandboxID]string{}, busy: map[ids.SandboxID]bool{}}
+		dirs: map[int]ids.SandboxID{}, of: map[ids.SandboxID]int{}, path: map[ids.SandboxID]string{}, sent: map[ids.SandboxID]map[string]vmwire.File{}, busy: map[ids.SandboxID]bool{}}
 	f.wg.Go(f.read)
 	return f, nil
 }
@@ -55,8 +58,9 @@ func (f *folders) close() {
 	f.wg.Wait()
 }
 
-// follow sends the folder's files to the sandbox whenever one is renamed into it, and once now.
-func (f *folders) follow(id ids.SandboxID, dir string) {
+// follow sends the folder's files to the sandbox whenever one is renamed into it, and once now unless
+// they are those that it has.
+func (f *folders) follow(id ids.SandboxID, dir string, has map[string]vmwire.File) {
 	raw, err := f.in.SyscallConn()
 	if err != nil {
 		return
@@ -69,7 +73,7 @@ func (f *folders) follow(id ids.SandboxID, dir string) {
 			f.d.log.Warn("changes of a sandbox's run folder do not reach it", "sandbox", id, "err", err)
 			return
 		}
-		f.dirs[wd], f.of[id], f.path[id] = id, wd, dir
+		f.dirs[wd], f.of[id], f.path[id], f.sent[id] = id, wd, dir, has
 	})
 	f.changed(id)
 }
@@ -87,6 +91,7 @@ func (f *folders) forget(id ids.SandboxID) {
 			delete(f.dirs, wd)
 			delete(f.of, id)
 			delete(f.path, id)
+			delete(f.sent, id)
 		}
 	})
 }
@@ -155,7 +160,7 @@ func (f *folders) changed(id ids.SandboxID) {
 func (f *folders) send(id ids.SandboxID, dir string) error {
 	v := f.d.vmOf(id)
 	files, err := readFolder(dir)
-	if err != nil || v == nil || len(files) == 0 {
+	if err != nil || v == nil || len(files) == 0 || f.has(id, files) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(v.ctx, filesTime)
@@ -167,7 +172,22 @@ func (f *folders) send(id ids.SandboxID, dir string) error {
 	if err == nil && !done.OK {
 		err = errors.New(said(done.Reason, done.Error))
 	}
+	if err != nil {
+		files = nil // whatever it has now
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, follows := f.of[id]; follows {
+		f.sent[id] = files
+	}
 	return err
+}
+
+// has reports whether the sandbox has these very files.
+func (f *folders) has(id ids.SandboxID, files map[string]vmwire.File) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.EqualFunc(f.sent[id], files, func(a, b vmwire.File) bool { return a.Mode == b.Mode && bytes.Equal(a.Data, b.Data) })
 }
 
 // readFolder reads the files of a run folder; hidden ones are not there yet, and the agent's program

@@ -111,5 +111,5 @@ func (d *Driver) adopt(id ids.SandboxID, r record) {
 		return // half-made, or nobody's: who prepared it is gone
 	}
 	d.hold(id, newVM(string(id), d.room(id), r.QEMU, d.news(id)))
-	d.files.follow(id, r.RunDir)
+	d.files.follow(id, r.RunDir, nil)
 }

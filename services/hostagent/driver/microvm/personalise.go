@@ -45,6 +45,7 @@ func (m *making) personalise(ctx context.Context) error {
 		if err != nil {
 			return unanswered(ctx, err)
 		}
+		m.files = files
 		return m.accept(a)
 	}
 }

@@ -43,7 +43,7 @@ type disk struct {
 }
 
 // openDisk mounts the device for the supervisor; the stage mounts the same one again.
-func openDisk(want *vmwire.Disk) (d *disk, repaired bool, err error) {
+func openDisk(want *vmwire.Disk, t *timer) (d *disk, repaired bool, err error) {
 	d = &disk{device: want.Device}
 	if d.device == "" {
 		d.device = "vdb"
@@ -52,9 +52,12 @@ func openDisk(want *vmwire.Disk) (d *disk, repaired bool, err error) {
 	if err := waitFor("device "+d.device, sizePatience, func() bool { return size() > 0 && size() >= want.Bytes }); err != nil {
 		return nil, false, fmt.Errorf("%w (it has %d bytes, %d are wanted)", err, size(), want.Bytes)
 	}
-	if repaired, err = inspect("/dev/" + d.device); err != nil {
+	t.step("disk.device")
+	repaired, more, err := inspect("/dev/" + d.device)
+	if err != nil {
 		return nil, false, err
 	}
+	t.step("disk.look")
 	if err := os.MkdirAll(diskDir, 0o700); err != nil {
 		return nil, false, err
 	}
@@ -64,34 +67,42 @@ func openDisk(want *vmwire.Disk) (d *disk, repaired bool, err error) {
 	if d.folder, err = os.Open(diskDir); err != nil {
 		return nil, false, err
 	}
-	if want.Grow {
+	t.step("disk.mount")
+	if want.Grow && size() >= more {
 		if _, err := d.grow(want.Bytes); err != nil {
 			return nil, false, err
 		}
 	}
+	t.step("disk.grow")
 	return d, repaired, d.folders(want.Create)
 }
 
-// inspect reads the superblock: whether it is one, and whether the journal has to be replayed. The
-// kernel's own word on what it mounts comes later; this one is clearer.
-func inspect(dev string) (repaired bool, err error) {
+// inspect reads the superblock: whether it is one, whether the journal has to be replayed, and what a
+// device must have at least for the file system to be grown to it. The kernel's own word on what it mounts comes later; this one is clearer.
+func inspect(dev string) (repaired bool, more uint64, err error) {
 	f, err := os.Open(dev)
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	defer func() { _ = f.Close() }()
 	super := make([]byte, 1024)
 	if _, err := f.ReadAt(super, superOffset); err != nil {
-		return false, fmt.Errorf("read the session's file system: %w", err)
+		return false, 0, fmt.Errorf("read the session's file system: %w", err)
 	}
 	if binary.LittleEndian.Uint16(super[0x38:]) != superMagic {
-		return false, errors.New("the session's disk holds no ext4 file system")
+		return false, 0, errors.New("the session's disk holds no ext4 file system")
 	}
-	const recover, errorsSeen = 0x4, 0x2
+	const recover, errorsSeen, wide = 0x4, 0x2, 0x80
 	if binary.LittleEndian.Uint16(super[0x3a:])&errorsSeen != 0 {
-		return false, errors.New("the session's file system is marked as damaged; it needs a check")
+		return false, 0, errors.New("the session's file system is marked as damaged; it needs a check")
 	}
-	return binary.LittleEndian.Uint32(super[0x60:])&recover != 0, nil
+	features := binary.LittleEndian.Uint32(super[0x60:])
+	blocks := uint64(binary.LittleEndian.Uint32(super[0x4:]))
+	if features&wide != 0 {
+		blocks |= uint64(binary.LittleEndian.Uint32(super[0x150:])) << 32
+	}
+	block := uint64(1024) << (binary.LittleEndian.Uint32(super[0x18:]) & 0xf)
+	return features&recover != 0, (blocks + 1) * block, nil
 }
 
 // folders sees to the two that every disk of a session has.

@@ -210,10 +210,10 @@ func (s *supervisor) become(p *vmwire.Personalise, t *timer, answer *vmwire.Answ
 		t.step("network")
 	}
 	if p.Disk != nil {
-		if s.disk, answer.Repaired, err = openDisk(p.Disk); err != nil {
+		if s.disk, answer.Repaired, err = openDisk(p.Disk, t); err != nil {
 			return because(vmwire.ReasonDisk, err)
 		}
-		t.step("disk")
+		t.step("disk.folders")
 	}
 	return s.order(p, t)
 }

@@ -53,7 +53,7 @@ func (s *supervisor) playSession() error {
 	t := newTimer()
 	p := &vmwire.Personalise{Disk: &vmwire.Disk{Create: true}}
 	var err error
-	if s.disk, _, err = openDisk(p.Disk); err != nil {
+	if s.disk, _, err = openDisk(p.Disk, t); err != nil {
 		s.disk, p.Disk = nil, nil // memory will do
 	}
 	if _, err := limit(p.Limits); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -97,7 +98,11 @@ func (s *stage) prepare() error {
 	if s.cgroup, err = os.Open(usersCgroup); err != nil {
 		return err
 	}
-	return boundPrivileges()
+	if err := boundPrivileges(); err != nil {
+		return err
+	}
+	debug.FreeOSMemory() // now, when nobody waits
+	return nil
 }
 
 func mountLower(device string) error {
@@ -195,6 +200,7 @@ func (s *stage) enterRoot(p *vmwire.Personalise, t *timer) error {
 	for _, dir := range []string{lowerDir, stageDisk, memoryDisk, procTree, sysTree, devTree, diskDir, runDir, cgroupDir, "/dev", "/sys", "/proc"} {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 	}
+	t.step("unmount")
 	if err := unix.Chdir(rootDir); err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"sync"
 	"syscall"
 
@@ -216,7 +215,6 @@ func (s *stage) agent(ch *channel, env []string, started func() error) int {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return 1
 	}
-	debug.FreeOSMemory()
 	if err := started(); err != nil {
 		return 1
 	}
