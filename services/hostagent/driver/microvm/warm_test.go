@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
+	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
 )
 
 // warmSpec is what a warm sandbox for the spec is prepared for.
@@ -247,5 +248,47 @@ func TestWarmMachinesWithoutATemplate(t *testing.T) {
 	_, k := startWarm(t, d, h.Spec(t, 1, 1))
 	if got, err := k.Do("hostname"); err != nil || got != "box-1" {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// TestAMachineIsNotToldWhatItHas: a run folder is sent again when something of it has changed, or when it
+// is not known what the machine has, and not right after the machine got it.
+func TestAMachineIsNotToldWhatItHas(t *testing.T) {
+	file := func(text string, mode uint32) map[string]vmwire.File {
+		return map[string]vmwire.File{"a": {Data: []byte(text), Mode: mode}}
+	}
+	f := &folders{sent: map[ids.SandboxID]map[string]vmwire.File{"known": file("x", 0o444), "failed": nil}}
+	for name, c := range map[string]struct {
+		id    ids.SandboxID
+		files map[string]vmwire.File
+		has   bool
+	}{
+		"the same":      {"known", file("x", 0o444), true},
+		"other content": {"known", file("y", 0o444), false},
+		"another mode":  {"known", file("x", 0o400), false},
+		"one more":      {"known", map[string]vmwire.File{"a": file("x", 0o444)["a"], "b": {}}, false},
+		"not known":     {"failed", file("x", 0o444), false},
+		"another one":   {"other", file("x", 0o444), false},
+	} {
+		if got := f.has(c.id, c.files); got != c.has {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestADiskThatGrewWhileNobodyHadIt: the file system fills its image after a wake of either kind, also
+// when that was made larger than what it was.
+func TestADiskThatGrewWhileNobodyHadIt(t *testing.T) {
+	h := newHost(t)
+	d := openDriver(t, h)
+	for i, start := range []func(testing.TB, *Driver, driver.Spec) (driver.Sandbox, *drivertest.Talk){start, startWarm} {
+		spec := h.Spec(t, i, 1)
+		if err := os.Truncate(spec.DiskImage, 2*diskBytes); err != nil {
+			t.Fatal(err)
+		}
+		sb, k := start(t, d, spec)
+		if out, err := k.Do("sync", "/var/much", "70"); err != nil || out != "70" {
+			t.Errorf("%s: it does not hold more than before: %q, %v", sb.ID, out, err)
+		}
 	}
 }
