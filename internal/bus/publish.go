@@ -55,6 +55,13 @@ type pub struct {
 	opts        []jetstream.PublishOpt
 }
 
+func (p *pub) set(key, value string) {
+	if p.header == nil {
+		p.header = map[string]string{}
+	}
+	p.header[key] = value
+}
+
 // WithID sets ce-id and Nats-Msg-Id; without it the id is random. The id is
 // unique within a stream's duplicate window: callers put their own name into
 // it, because an id that somebody else used makes the message vanish.
@@ -68,12 +75,12 @@ func WithTime(t time.Time) PubOption { return func(p *pub) { p.at = t } }
 func WithContentType(ct string) PubOption { return func(p *pub) { p.contentType = ct } }
 
 // WithHeader adds a header.
-func WithHeader(key, value string) PubOption { return func(p *pub) { p.header[key] = value } }
+func WithHeader(key, value string) PubOption { return func(p *pub) { p.set(key, value) } }
 
 // WithExpectedLast makes the publish fail with kind Conflict unless the last
 // message on its subject has this sequence (0: there is none).
 func WithExpectedLast(seq uint64) PubOption {
-	return func(p *pub) { p.header["Nats-Expected-Last-Subject-Sequence"] = strconv.FormatUint(seq, 10) }
+	return func(p *pub) { p.set("Nats-Expected-Last-Subject-Sequence", strconv.FormatUint(seq, 10)) }
 }
 
 // Publish stores a message and waits for the stream's acknowledgement.
@@ -196,7 +203,7 @@ func away(err error) bool {
 
 // event makes a CloudEvents message in binary mode.
 func (c *Conn) event(ctx context.Context, subject string, m proto.Message, body []byte, opts []PubOption) (*nats.Msg, error) {
-	p := pub{header: map[string]string{}}
+	var p pub
 	for _, o := range opts {
 		o(&p)
 	}
@@ -218,14 +225,15 @@ func (c *Conn) event(ctx context.Context, subject string, m proto.Message, body 
 	if p.contentType == "" {
 		p.contentType = Protobuf
 	}
-	h := nats.Header{
-		ceID:                  {p.id},
-		ceType:                {subjects.EventType(subject)},
-		ceSource:              {"berth/" + c.self.Name()},
-		ceTime:                {p.at.UTC().Format(time.RFC3339Nano)},
-		ceSpec:                {"1.0"},
-		ceContentType:         {p.contentType},
-		jetstream.MsgIDHeader: {p.id},
+	v := [...]string{p.id, subjects.EventType(subject), "berth/" + c.self.Name(), p.at.UTC().Format(time.RFC3339Nano), "1.0", p.contentType}
+	h := nats.Header{ // of one piece of memory
+		ceID:                  v[0:1:1],
+		ceType:                v[1:2:2],
+		ceSource:              v[2:3:3],
+		ceTime:                v[3:4:4],
+		ceSpec:                v[4:5:5],
+		ceContentType:         v[5:6:6],
+		jetstream.MsgIDHeader: v[0:1:1],
 	}
 	for k, v := range p.header {
 		h[k] = []string{v}

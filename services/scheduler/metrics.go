@@ -71,7 +71,9 @@ func (m *metrics) applied(ctx context.Context, e core.Entry, took time.Duration,
 		result = out.Refused.Kind.String()
 		m.refusals.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", result)))
 	}
-	m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("entry", entry), attribute.String("result", result)))
+	if m.applies.Enabled(ctx) {
+		m.applies.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("entry", entry), attribute.String("result", result)))
+	}
 }
 
 // fenced counts what was refused because it came from somebody, or was about
@@ -100,12 +102,16 @@ func isFence(e core.Entry, f *core.Failure) bool {
 }
 
 func (m *metrics) woke(ctx context.Context, took time.Duration, origin string) {
-	m.wakes.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("origin", origin)))
+	if m.wakes.Enabled(ctx) {
+		m.wakes.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("origin", origin)))
+	}
 }
 
 func (m *metrics) reserved(ctx context.Context, took time.Duration, v poolv1.Verdict) {
-	name := strings.ToLower(strings.TrimPrefix(v.String(), "VERDICT_"))
-	m.reserves.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("verdict", name)))
+	if m.reserves.Enabled(ctx) {
+		name := strings.ToLower(strings.TrimPrefix(v.String(), "VERDICT_"))
+		m.reserves.Record(ctx, took.Seconds(), metric.WithAttributes(attribute.String("verdict", name)))
+	}
 }
 
 func (m *metrics) settleDropped() { m.dropped.Add(context.Background(), 1) }
