@@ -84,7 +84,8 @@ func (s *Store) admitWake(w *Want, rec Record) error {
 	return s.admit(op, w.Key, rec.Size, s.image(w.Key))
 }
 
-// attached tidies up behind a mount, and notes how much was written if nothing is unsaved.
+// attached tidies up behind a mount, and has it counted how much was written if nothing is unsaved. Activate
+// waits for the count: until then nothing of the session writes.
 func (s *Store) attached(rec Record) error {
 	k := rec.Key()
 	if err := s.tidyFolder(rec); err != nil {
@@ -93,12 +94,45 @@ func (s *Store) attached(rec Record) error {
 	if rec.Raw || rec.State == Dirty {
 		return nil
 	}
+	done := make(chan struct{})
+	s.mu.Lock()
+	s.counting[k] = done
+	s.mu.Unlock()
+	s.counts.Go(func() { s.countFrom(rec, done) })
+	return nil
+}
+
+// countFrom notes how much was written to a disk before its session could write, unless it is detached,
+// or attached for another epoch, by now.
+func (s *Store) countFrom(rec Record, done chan struct{}) {
+	k := rec.Key()
+	defer close(done)
+	defer s.lock(k)()
+	s.mu.Lock()
+	if s.counting[k] == done {
+		delete(s.counting, k)
+	}
+	s.mu.Unlock()
+	now, err := s.load(k)
+	if err != nil || !s.isActive(k) || s.handed(k) || now.Attached != rec.Attached || now.State != rec.State {
+		return
+	}
 	if err := syncMount(s.mountPoint(k)); err != nil {
-		return err
+		s.log.Warn("it is not known what was written to a disk; its next snapshot reads all of it", "session", k.Session, "error", err)
+		return
 	}
 	n, ok := s.writtenTo(k)
 	s.remember(k, n, ok)
-	return nil
+}
+
+// counted waits until nothing is counted any more that was written before the session could write.
+func (s *Store) counted(k Key) {
+	s.mu.Lock()
+	done := s.counting[k]
+	s.mu.Unlock()
+	if done != nil {
+		<-done
+	}
 }
 
 // again answers a repeated Attach.
@@ -120,24 +154,35 @@ func (s *Store) again(w Want) (Attachment, error) {
 // attachTable lists the steps from a record (or nothing) to a mounted disk.
 func (s *Store) attachTable(old, next Record, exists, created bool) steps.Table {
 	k := next.Key()
-	var t steps.Table
-	if !exists {
-		t = append(t, []steps.Step{{
-			Name: "disk.claim",
-			Do:   func(ctx context.Context) error { return s.claim(ctx, k, next.Size) },
-			Undo: func(context.Context) error { return s.unclaim(k) },
-		}})
-	}
-	record := steps.Step{Name: "disk.record", Do: func(context.Context) error { return s.save(next) }}
-	if exists {
-		record.Undo = func(context.Context) error { return s.save(old) }
-	}
 	mount := steps.Step{
 		Name: "disk.mount",
 		Do:   func(ctx context.Context) error { return s.mount(ctx, next, created) },
 		Undo: func(context.Context) error { return s.unmount(k) },
 	}
-	return append(t, []steps.Step{record}, []steps.Step{mount})
+	t := s.recordTable(old, next, exists)
+	// The mount writes nothing of the session's: whichever record a crash leaves is true of the image. Only
+	// an image without any must not be mounted: it would be replaced.
+	last := len(t) - 1
+	t[last] = append([]steps.Step{mount}, t[last]...)
+	return t
+}
+
+// recordTable lists the steps to the record of a disk that is to be attached, and to its image if there is
+// none; the last stage brings it all to stable storage.
+func (s *Store) recordTable(old, next Record, exists bool) steps.Table {
+	k := next.Key()
+	record := steps.Step{Name: "disk.record", Do: func(context.Context) error { return s.save(next) }}
+	if exists {
+		record.Undo = func(context.Context) error { return s.save(old) }
+		return steps.Table{{record}}
+	}
+	claim := steps.Step{
+		Name: "disk.claim",
+		Do:   func(ctx context.Context) error { return s.claim(ctx, k, next.Size) },
+		Undo: func(context.Context) error { return s.unclaim(k) },
+	}
+	folder := steps.Step{Name: "disk.folder", Do: func(context.Context) error { return syncDir(filepath.Join(s.dir, "sessions")) }}
+	return steps.Table{{claim}, {record}, {folder}}
 }
 
 // claim puts an image without a record into the session's folder. An image that a crash left there
@@ -149,10 +194,7 @@ func (s *Store) claim(ctx context.Context, k Key, size uint64) error {
 	if err := s.blanks.claim(ctx, size, s.image(k)); err != nil {
 		return err
 	}
-	if err := s.at("claim.renamed"); err != nil {
-		return err
-	}
-	return errors.Join(syncDir(s.folder(k)), syncDir(filepath.Join(s.dir, "sessions")))
+	return s.at("claim.renamed") // the record that follows brings the folder to stable storage
 }
 
 // unclaim removes a disk that was never active.
@@ -279,6 +321,7 @@ func (s *Store) unmount(k Key) error {
 // disk is attached for another epoch, NotFound if it is not attached.
 func (s *Store) Activate(k Key, epoch ids.Epoch) error {
 	const op = "activate disk"
+	s.counted(k)
 	defer s.lock(k)()
 	rec, err := s.attachedRecord(op, k, epoch)
 	if err != nil {

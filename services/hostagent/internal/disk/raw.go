@@ -95,8 +95,8 @@ func (s *Store) attachment(rec Record, created bool) Attachment {
 // that a crash left, to grow the file system, and to see to the folders. A blank has all that.
 func (s *Store) rawTable(old, next Record, exists, created bool) (steps.Table, Record) {
 	k := next.Key()
-	t := s.attachTable(old, next, exists, created)
-	if t = t[:len(t)-1]; exists && !old.VMWritten { // all but the mount
+	t := s.recordTable(old, next, exists)
+	if exists && !old.VMWritten {
 		t = append(t, []steps.Step{{
 			Name: "disk.prepare",
 			Do:   func(ctx context.Context) error { return s.prepare(ctx, next, created) },

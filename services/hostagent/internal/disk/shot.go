@@ -360,6 +360,7 @@ func (s *Store) lose(k Key) error {
 // the next commit. NotFound if the disk is not attached.
 func (s *Store) Dirty(k Key) (bool, error) {
 	const op = "look for changes of the disk"
+	s.counted(k)
 	defer s.lock(k)()
 	if !s.isActive(k) {
 		return false, errs.E(op, errkind.NotFound, k.String(), "the disk is not attached")

@@ -140,7 +140,9 @@ type Store struct {
 	frozen    map[Key]*hold  // disks that are frozen for the pool's sake
 	ending    map[Key]bool   // attached disks whose session is being stopped
 	saved     map[Key]uint64 // what was written to the loop device until the last committed shot
-	notices   []func()       // that were not told yet
+	counting  map[Key]chan struct{}
+	counts    sync.WaitGroup
+	notices   []func() // that were not told yet
 	telling   bool
 }
 
@@ -161,7 +163,7 @@ func open(ctx context.Context, cfg Config, fault func(string) error) (*Store, er
 		onFrozen: cfg.Frozen, onThawed: cfg.Thawed, markFrozen: cfg.MarkFrozen,
 		log: cfg.Log, fault: fault, freezeFile: freezeFile, freezeTime: freezeTime,
 		busy: map[Key]*sync.Mutex{}, active: map[Key]mounting{}, shots: map[Key]*Shot{}, views: map[Key]*View{},
-		restoring: map[Key]bool{}, cloning: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, ending: map[Key]bool{}, saved: map[Key]uint64{},
+		restoring: map[Key]bool{}, cloning: map[Key]bool{}, holds: map[Key]*hold{}, frozen: map[Key]*hold{}, ending: map[Key]bool{}, saved: map[Key]uint64{}, counting: map[Key]chan struct{}{},
 	}
 	if s.highWater <= 0 || s.highWater > 1 {
 		s.highWater = DefaultHighWater
@@ -218,6 +220,7 @@ func (s *Store) adopt() error {
 func (s *Store) Close() error {
 	s.blanks.close()
 	s.minder.close()
+	s.counts.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.active) > 0 {

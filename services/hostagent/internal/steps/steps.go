@@ -95,9 +95,23 @@ func (r Runner) stage(ctx context.Context, began time.Time, stage []Step) ([]Tim
 		}
 	}
 	var wg sync.WaitGroup
+	fell := make([]any, len(stage))
 	for i := 1; i < len(stage); i++ {
-		wg.Go(func() { one(i) })
+		wg.Go(func() {
+			if r.Fault != nil { // a test may have a step fall as a killed process does: that is its caller's
+				defer func() { fell[i] = recover() }()
+			}
+			one(i)
+		})
 	}
+	defer func() {
+		wg.Wait()
+		for _, f := range fell {
+			if f != nil {
+				panic(f)
+			}
+		}
+	}()
 	if len(stage) > 0 {
 		one(0)
 	}
