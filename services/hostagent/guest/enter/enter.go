@@ -28,8 +28,8 @@ import (
 const Flag = "-enter"
 
 // Anchor is an empty file in the old root, for a kernel that ends the sandbox when the file server of
-// its first root goes, as gVisor does: it is held open, and nothing can be reached from a plain file.
-// Where there is none, nothing is held.
+// its first root goes, as gVisor does. It is mapped, without any right to the mapping, and not kept open:
+// from a file that is open a hostile process might look around. Where there is none, nothing is held.
 const Anchor = "/anchor"
 
 var (
@@ -38,9 +38,6 @@ var (
 	// ErrEntered: another folder was made the root before, or this one was tried and failed.
 	ErrEntered = errors.New("the sandbox has a root already")
 )
-
-// held keeps the anchor open as long as the process lives.
-var held *os.File
 
 // state of the only process that there is to enter anything.
 var state struct {
@@ -188,19 +185,18 @@ func closeAll(fds []int) {
 	}
 }
 
-// hold opens the anchor.
+// hold maps the anchor, for as long as the process lives.
 func hold() error {
-	fd, err := unix.Open(Anchor, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(Anchor, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("hold the anchor: %w", err)
+		return fmt.Errorf("open the anchor: %w", err)
 	}
-	held = os.NewFile(uintptr(fd), "anchor")
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fmt.Errorf("the anchor is no plain file: %v", err)
+	defer func() { _ = unix.Close(fd) }()
+	if _, err := unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE); err != nil {
+		return fmt.Errorf("hold the anchor: %w", err)
 	}
 	return nil
 }

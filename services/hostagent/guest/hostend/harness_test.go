@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/services/hostagent/guest/agent"
+	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
 )
 
@@ -39,6 +40,14 @@ func TestMain(m *testing.M) {
 
 // guestMain is the agent as PID 1 of a pid namespace of its own.
 func guestMain(args []string) int {
+	if world := os.Getenv("BERTH_TEST_WORLD"); world != "" {
+		err := waitIn(world)
+		if err == nil {
+			err = unix.Exec("/run/guest/berth-guest", []string{"berth-guest", enter.Flag}, nil)
+		}
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		return 98
+	}
 	if os.Getpid() == 1 && os.Getenv("BERTH_TEST_IN_CONTAINER") == "" {
 		err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 		if err == nil {
