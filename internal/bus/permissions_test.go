@@ -257,7 +257,7 @@ func TestSubscribePermissionsOfTheWholeCatalogue(t *testing.T) {
 		"berth.v1.serving.*": func(c subjects.Caller) bool {
 			return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c == operator
 		},
-		"berth.v1.serving.host.*":       only(subjects.Service("scheduler"), subjects.Service("lifecycle"), operator),
+		"berth.v1.serving.host.*":       only(subjects.Service("scheduler"), subjects.Service("lifecycle"), subjects.Service("pool"), operator),
 		"$JS.API.CONSUMER.MSG.NEXT.*.*": only(),
 	}
 	for _, c := range all {

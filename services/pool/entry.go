@@ -94,7 +94,7 @@ func (l *leader) open(ctx context.Context, spec *poolv1.Spec, removed bool) (*en
 }
 
 // roundPause lets what happens together be planned together.
-const roundPause = 5 * time.Millisecond
+const roundPause = 10 * time.Millisecond
 
 // run plans again and again until ctx ends or nothing of a removed pool is left.
 func (e *entry) run(ctx context.Context) {

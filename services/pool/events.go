@@ -125,6 +125,14 @@ func (e *entry) event(what, why string, now time.Time) event {
 		At: timestamppb.New(now), What: what, Reason: why, Warm: uint32(e.warm), Goal: uint32(e.goal)}}
 }
 
+// counted has an event say how many wait, those included that no list of a host has yet; the lock is
+// held.
+func (e *entry) counted(x event, now time.Time) event {
+	st := e.core.Status(now)
+	x.body.Warm, x.body.Goal = st.GetWarm(), st.GetGoal()
+	return x
+}
+
 // news is what a plan has to tell; the lock is held.
 func (e *entry) news(p core.Plan, now time.Time) (out []event) {
 	if p.Unhealthy != e.said.unhealthy && (p.Unhealthy == "" || now.Sub(e.said.sickAt) >= tellEvery) {
@@ -133,11 +141,11 @@ func (e *entry) news(p core.Plan, now time.Time) (out []event) {
 		if why == "" {
 			why = "sandboxes can be prepared again"
 		}
-		out = append(out, e.event("unhealthy", why, now))
+		out = append(out, e.counted(e.event("unhealthy", why, now), now))
 	}
 	if p.Filled && !e.said.filled && !e.removed && now.Sub(e.said.filledAt) >= tellEvery {
 		e.said.filledAt = now
-		out = append(out, e.event("filled", "as many wait as are wanted: "+p.Goal.Reason, now))
+		out = append(out, e.counted(e.event("filled", "as many wait as are wanted: "+p.Goal.Reason, now), now))
 	}
 	e.said.filled = p.Filled
 	return out
