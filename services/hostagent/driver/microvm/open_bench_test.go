@@ -80,7 +80,7 @@ func BenchmarkOpen(b *testing.B) {
 func benchOpen(b *testing.B, h *host, d *Driver, image string, warm bool) {
 	took := map[string][]time.Duration{}
 	n := 0
-	var private uint64
+	var private, waiting uint64
 	for b.Loop() {
 		n++
 		b.StopTimer()
@@ -90,10 +90,13 @@ func benchOpen(b *testing.B, h *host, d *Driver, image string, warm bool) {
 		w := warmSpec(spec)
 		began := time.Now()
 		if warm {
-			if _, err := d.Prepare(b.Context(), w); err != nil {
+			sb, err := d.Prepare(b.Context(), w)
+			if err != nil {
 				b.Fatal(err)
 			}
 			took["prepare"] = append(took["prepare"], time.Since(began))
+			waiting += privateKiB(b, sb.PID)
+			took["cpu-of-a-waiting-second"] = append(took["cpu-of-a-waiting-second"], idleCPU(b, d, sb))
 		}
 		b.StartTimer()
 		began = time.Now()
@@ -125,4 +128,22 @@ func benchOpen(b *testing.B, h *host, d *Driver, image string, warm bool) {
 		b.ReportMetric(float64(list[len(list)/2].Microseconds())/1000, "ms/"+name)
 	}
 	b.ReportMetric(float64(private)/1024/float64(n), "MiB-private")
+	if warm {
+		b.ReportMetric(float64(waiting)/1024/float64(n), "MiB-waiting")
+	}
+}
+
+// idleCPU is what a sandbox takes of the processor in a second in which nobody wants anything of it.
+func idleCPU(b *testing.B, d *Driver, sb driver.Sandbox) time.Duration {
+	b.Helper()
+	before, err := d.Stats(b.Context(), sb.ID)
+	if err != nil {
+		b.Fatal(err)
+	}
+	<-time.After(time.Second)
+	after, err := d.Stats(b.Context(), sb.ID)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return after.CPU - before.CPU
 }
