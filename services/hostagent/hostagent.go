@@ -13,6 +13,9 @@
 //   - everything made is in one inventory or found by the driver, whatever crashed: a start adopts
 //     every live sandbox that scheduler's fresh and complete answer says is owned, and a sweep
 //     removes compute that is not. No sweep removes a disk; only a delete does;
+//   - a warm sandbox is nobody's until one wake claims it, which takes it for good: after a claim that
+//     failed it is removed, and the wake goes on cold. There are never more of a template and tier than
+//     the pool allows, and none outlives this process unclaimed, a lost lease, or a drain;
 //   - a host that scheduler says was removed for good stops what runs here and ends: only files stay.
 //
 // Ordering: commands for one session run one at a time; those for different sessions at once.

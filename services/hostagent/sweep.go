@@ -323,7 +323,7 @@ func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, run
 	}
 	s.mu.Lock()
 	s.learn(o)
-	f, live := s.pick(running)
+	f, live := s.pick(o.GetSession(), running)
 	told := o.GetState() != corev1.State_STATE_WAKING // that it is awake in this epoch
 	usable := live && (s.st.Phase == core.Awake || (s.st.Phase == core.Absent || s.st.Phase == core.Waking) && !s.st.Spent && told)
 	if usable {
@@ -350,7 +350,10 @@ func (s *session) takeOver(ctx context.Context, o *schedulerv1.OwnedSession, run
 
 // pick finds the sandbox of the session's epoch: the one that its record names, or, where the process
 // died before it was written down, the one that its driver knows by generation and epoch. mu is held.
-func (s *session) pick(running []driver.Found) (best driver.Found, ok bool) {
+func (s *session) pick(ref *corev1.SessionRef, running []driver.Found) (best driver.Found, ok bool) {
+	if grant.GenerationOf(ref.GetGeneration()) != s.st.Generation || grant.EpochOf(ref.GetEpoch()) != s.st.Epoch {
+		return best, false
+	}
 	for _, f := range running {
 		if s.at(f) && (!ok || string(f.ID) == s.rec.Sandbox) {
 			best, ok = f, true

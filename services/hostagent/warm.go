@@ -142,7 +142,7 @@ func (k *warmKeeper) mind(w *warm) {
 // lost removes a sandbox that ended while it waited. One that a wake has is that wake's to notice.
 func (k *warmKeeper) lost(id ids.SandboxID, why string) {
 	k.mu.Lock()
-	ready := k.shelf.Is(id) == shelf.Ready
+	ready := k.shelf.Is(id) == shelf.Ready && k.closed == "" // else it stays for the next process
 	k.mu.Unlock()
 	if ready {
 		k.h.log.Warn("a warm sandbox ended", "sandbox", id, "reason", why)

@@ -63,6 +63,7 @@ type Store struct {
 	next *batch
 	busy bool
 	shut bool
+	idle sync.Cond // of mu: nobody flushes
 }
 
 // batch is the writes that share one transaction.
@@ -96,13 +97,18 @@ func Open(path string) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(errs.E(op, errkind.Internal, path, err), db.Close())
 	}
-	return &Store{db: db}, nil
+	s := &Store{db: db}
+	s.idle.L = &s.mu
+	return s, nil
 }
 
 // Close waits for writes under way; later ones fail.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.shut = true
+	for s.busy {
+		s.idle.Wait()
+	}
 	s.mu.Unlock()
 	return s.db.Close()
 }
@@ -193,6 +199,7 @@ func (s *Store) flush() {
 		s.next = nil
 		if b == nil {
 			s.busy = false
+			s.idle.Broadcast()
 			s.mu.Unlock()
 			return
 		}
