@@ -23,15 +23,19 @@ func TestFaultRefillOvershootsTheCeiling(t *testing.T) {
 		var late []func()
 		act := chaos(w, &late)
 		act[""] = func(t *rapid.T) {
-			if n := w.total(); n > w.spec.Ceiling {
-				t.Fatalf("%d exist, the ceiling is %d", n, w.spec.Ceiling)
+			if w.total() <= w.spec.Ceiling && w.told() <= w.spec.Ceiling {
+				w.most = w.spec.Ceiling
 			}
-			sum := 0
-			for _, n := range w.caps {
-				sum += n
+			if w.total() > w.most || w.told() > w.most {
+				t.Fatalf("%d exist, the caps are %v, the ceiling is %d", w.total(), w.caps, w.most)
 			}
-			if sum > w.spec.Ceiling {
-				t.Fatalf("caps add up to %d: %v", sum, w.caps)
+		}
+		act["ceiling"] = func(t *rapid.T) {
+			if rapid.IntRange(0, 2).Draw(t, "seldom") == 0 {
+				s := drawSpec(t)
+				w.spec.Ceiling, w.spec.Minimum = s.Ceiling, s.Minimum
+				w.most = max(w.most, s.Ceiling)
+				w.leaders[len(w.leaders)-1].Declare(w.spec, w.tpl)
 			}
 		}
 		t.Repeat(act)

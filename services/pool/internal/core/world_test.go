@@ -29,6 +29,8 @@ type world struct {
 	term    int
 	leaders []*leader
 	names   int
+	// most may exist: the ceiling, or an earlier one for as long as it takes to come down to this one.
+	most int
 	// fails is how many of a hundred preparations fail.
 	fails int
 }
@@ -62,7 +64,7 @@ type leader struct {
 }
 
 func newWorld(spec Spec, hosts int) *world {
-	w := &world{now: epoch0, spec: spec, tpl: Template{Digest: "d1"}, caps: Caps{}}
+	w := &world{now: epoch0, spec: spec, tpl: Template{Digest: "d1"}, caps: Caps{}, most: spec.Ceiling}
 	for i := range hosts {
 		w.hosts = append(w.hosts, &fakeHost{id: fmt.Sprint("h", i+1), zone: fmt.Sprint("z", i%2+1),
 			tiers: []corev1.Tier{gvisor}, there: map[ids.SandboxID]*Sandbox{}, used: map[ids.SandboxID]bool{}})
@@ -171,14 +173,15 @@ func (w *world) send(l *leader, s Step, id ids.SandboxID) {
 
 func (w *world) finish(l *leader, h *fakeHost, id ids.SandboxID) {
 	s := h.there[id]
-	if s == nil {
+	if s == nil || s.State != Preparing {
 		return
 	}
 	if why := h.fail; why != "" || w.names*37%100 < w.fails {
 		if why == "" {
 			why = "no space left"
 		}
-		delete(h.there, id)
+		s.State = Retiring // what is left of it is not gone yet
+		h.queue = append(h.queue, func() { delete(h.there, id) })
 		w.answer(l, id, Outcome{Failed: why})
 		return
 	}
@@ -214,6 +217,14 @@ func (w *world) total() (n int) {
 		if !h.lost {
 			n += len(h.there)
 		}
+	}
+	return n
+}
+
+// told is what the stored caps add up to.
+func (w *world) told() (n int) {
+	for _, c := range w.caps {
+		n += c
 	}
 	return n
 }
