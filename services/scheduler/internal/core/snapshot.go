@@ -12,7 +12,7 @@ import (
 )
 
 // SnapshotVersion is the newest format of snapshots that this code reads.
-const SnapshotVersion = 4
+const SnapshotVersion = 5
 
 // header is the first line of a snapshot.
 type header struct {
