@@ -164,8 +164,11 @@ func unmount(ctx context.Context, point string) error {
 			return nil
 		}
 		if err == nil || errors.Is(err, unix.EINVAL) {
-			mounts.Reclaim(point) // a copy anywhere would keep the session's disk busy
-			return removeEmpty(point)
+			mounts.Reclaim(point)                                       // a copy anywhere would keep the session's disk busy
+			if err := removeEmpty(point); !errors.Is(err, unix.EROFS) { // it goes with the mount that it is in
+				return err
+			}
+			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) || ctx.Err() != nil {
 			return fmt.Errorf("unmount root: %w", err)

@@ -49,28 +49,43 @@ func (warmGVisor) fits(w driver.WarmSpec, spec driver.Spec) string {
 	return ""
 }
 
-// root mounts a root with nothing in it but the folders that things are mounted on. It is read-only:
-// whatever the agent, or a fault of it, did to it before the claim would be the session's.
+// root mounts a root with nothing in it but the folders that things are mounted on, and the slot. The
+// root comes last: where it is, all is.
 func (warmGVisor) root(m *making) error {
 	if why := (warmGVisor{}).fits(driver.WarmSpec{Init: m.spec.Init, Guest: m.spec.Guest, Hostname: m.spec.Hostname}, m.spec); why != "" {
 		return errs.E("prepare sandbox", errkind.Unimplemented, string(m.id), why)
 	}
-	if err := os.MkdirAll(m.d.slotRoot(m.id), 0o700); err != nil {
+	slot := m.d.slot(m.id)
+	if err := os.MkdirAll(slot, 0o700); err != nil {
 		return err
 	}
-	point := m.d.root(m.id)
-	if err := unix.Mount("berth", point, "tmpfs", unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC, fmt.Sprintf(emptyRoot, 0)); err != nil {
+	if err := mountFixed(slot, []string{slotName}, ""); err != nil {
+		return err
+	}
+	return mountFixed(m.d.root(m.id), append(folders(m.mounts()), slotPoint), enter.Anchor)
+}
+
+// mountFixed mounts some folders, and an empty file, that nothing can be added to: not even by a kernel
+// of gVisor's that a session has taken over, to which they are open.
+func mountFixed(point string, folders []string, file string) error {
+	const flags = unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC
+	if is, err := mounts.IsMount(point); err != nil || is {
+		return err
+	}
+	if err := unix.Mount("berth", point, "tmpfs", flags, fmt.Sprintf(emptyRoot, 0)); err != nil {
 		return fmt.Errorf("mount an empty root: %w", err)
 	}
 	var all error
-	for _, p := range slices.Concat(folders(m.mounts()), []string{slotPoint}) {
+	for _, p := range folders {
 		all = errors.Join(all, os.MkdirAll(filepath.Join(point, p), 0o755))
 	}
-	all = errors.Join(all, os.WriteFile(filepath.Join(point, enter.Anchor), nil, 0o444))
-	if all == nil {
-		all = unix.Mount("", point, "", unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC, "")
+	if file != "" {
+		all = errors.Join(all, os.WriteFile(filepath.Join(point, file), nil, 0o444))
 	}
-	if all != nil { // a root that is half-made must not count as one
+	if all == nil {
+		all = unix.Mount("", point, "", flags|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	}
+	if all != nil { // one that is half-made must not count as one
 		return errors.Join(all, unix.Unmount(point, unix.MNT_DETACH))
 	}
 	return nil
