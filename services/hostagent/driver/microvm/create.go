@@ -39,34 +39,36 @@ type making struct {
 
 // Create implements driver.Driver.
 func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {
-	const op = "create sandbox"
 	if err := spec.Check(d.Capabilities()); err != nil {
 		return driver.Sandbox{}, err
 	}
-	id := spec.ID()
 	for {
-		at := d.claimed(spec)
-		unlock := d.lock(at)
-		sb, err := d.running(ctx, at)
-		if at == id || err != nil || sb.ID != "" {
-			defer unlock()
-			if err != nil || sb.ID != "" {
-				return sb, fail(op, id, err)
-			}
-			break
+		if sb, again, err := d.create(ctx, spec, d.claimed(spec)); !again {
+			return sb, err
 		}
-		unlock() // it was claimed, and is gone: what is made now has the session's own name
+	}
+}
+
+// create is one try, at the name that the spec's sandbox seemed to have: again, if that has changed.
+func (d *Driver) create(ctx context.Context, spec driver.Spec, at ids.SandboxID) (sb driver.Sandbox, again bool, err error) {
+	const op = "create sandbox"
+	defer d.lock(at)()
+	if sb, err = d.running(ctx, at); err != nil || sb.ID != "" {
+		return sb, false, fail(op, at, err)
+	}
+	id := spec.ID()
+	if at != id {
+		return sb, true, nil // it was claimed, and is gone: what is made now has the session's own name
 	}
 	m := &making{d: d, spec: spec, id: id}
 	if err := m.look(); err != nil {
-		return driver.Sandbox{}, errs.E(op, errkind.Invalid, string(id), err)
+		return sb, false, errs.E(op, errkind.Invalid, string(id), err)
 	}
-	var err error
 	if m.rec, err = d.note(op, id, recordOf(spec)); err != nil {
-		return driver.Sandbox{}, err
+		return sb, d.claimed(spec) != id, err // it may have been claimed meanwhile
 	}
-	sb, err := m.run(ctx, m.table())
-	return sb, fail(op, id, err)
+	sb, err = m.run(ctx, m.table())
+	return sb, false, fail(op, id, err)
 }
 
 // run does the steps. After an error nothing of the sandbox is left, or it is without a keeper.
