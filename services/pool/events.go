@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -40,6 +41,7 @@ type events struct {
 	done chan struct{}
 	ctx  context.Context
 	stop context.CancelFunc
+	next atomic.Uint64 // makes ids differ within a term
 }
 
 func newEvents(conn *bus.Conn, log *slog.Logger) *events {
@@ -110,7 +112,6 @@ func (l *leader) publish(all ...event) {
 
 // said is what was told of a pool last.
 type said struct {
-	n         int
 	filled    bool
 	filledAt  time.Time
 	unhealthy string
@@ -120,8 +121,7 @@ type said struct {
 
 // event is one of this pool; the lock is held.
 func (e *entry) event(what, why string, now time.Time) event {
-	e.said.n++
-	return event{id: fmt.Sprintf("pool-%s-%d-%s-%d", e.name, e.l.t.term, what, e.said.n), body: &poolv1.Event{Template: e.name, Tier: e.tier,
+	return event{id: fmt.Sprintf("pool-%s-%d-%s-%d", e.name, e.l.t.term, what, e.l.events.next.Add(1)), body: &poolv1.Event{Template: e.name, Tier: e.tier,
 		At: timestamppb.New(now), What: what, Reason: why, Warm: uint32(e.warm), Goal: uint32(e.goal)}}
 }
 

@@ -18,18 +18,18 @@ import (
 
 func samplePools() poolsOut {
 	spec := func(template string, tier corev1.Tier) *poolv1.Spec {
-		return &poolv1.Spec{Template: template, Tier: tier, Minimum: 4, Ratio: 0.1, Ceiling: 12, InFlight: 2, MaxAge: durationpb.New(24 * time.Hour),
+		return &poolv1.Spec{Template: template, Tier: tier, Minimum: 4, Ratio: 0.5, Ceiling: 12, InFlight: 2, MaxAge: durationpb.New(24 * time.Hour),
 			Wait: durationpb.New(250 * time.Millisecond), Share: 0.5, Zones: []string{"z1", "z2"},
 			Schedule: []*poolv1.Schedule{{Days: []uint32{1, 2, 3, 4, 5}, From: 8 * 60, To: 18*60 + 30, TimeZone: "Europe/Berlin", Minimum: 10}}}
 	}
 	plain := spec("microvm", corev1.Tier_TIER_MICROVM)
 	plain.Zones, plain.Schedule, plain.Ratio, plain.Ceiling, plain.Minimum = nil, nil, 0, 2, 1
 	return poolsOutOf([]*poolv1.Status{
-		{Spec: spec("default", corev1.Tier_TIER_GVISOR), Goal: 5, GoalReason: "the minimum, and 0.1 for each of 10 awake sessions", Warm: 3, Preparing: 1, Reserved: 1, Stale: 1,
+		{Spec: spec("default", corev1.Tier_TIER_GVISOR), Goal: 5, GoalReason: "0.5 for each of 10 awake sessions", Warm: 3, Preparing: 1, Reserved: 1, Stale: 1,
 			Active: 10, ClaimsShort: 0.25, ClaimsLong: 0.0711, Hits: 41, Wakes: 50, WaitP50: durationpb.New(0), WaitP99: durationpb.New(12500 * time.Microsecond),
 			IdleMemoryBytes: 96 << 20, Hosts: []*poolv1.HostStatus{{Host: "host-1", Zone: "z1", Warm: 2, Cap: 4}, {Host: "host-2", Zone: "z2", Warm: 1, Preparing: 1, Stale: 1, Cap: 4},
-				{Host: "host-3", Reason: "it is draining"}}, Plan: []string{"prepare 1 on host-1: 4 of 5 are there or under way", "retire wabc on host-2: its image is another now"}},
-		{Spec: plain, Goal: 1, GoalReason: "the minimum", Unhealthy: "no host offers the tier microvm"},
+				{Host: "host-3", Reason: "it is draining"}}, Plan: []string{"prepare one on host-1 (at most 4 there): the minimum is 4", "retire wabc on host-2: its image is another now"}},
+		{Spec: plain, Goal: 1, GoalReason: "the minimum is 1", Unhealthy: "no host offers the tier microvm"},
 	})
 }
 

@@ -29,6 +29,7 @@ type upCmd struct {
 	Image        string        `help:"Image of the default templates: an OCI layout or archive, or a registry reference." placeholder:"REF"`
 	ImageStore   string        `help:"Keep unpacked images here instead of in the state folder; one berth up at a time." type:"path" placeholder:"DIR"`
 	Store        string        `help:"Where disks are saved: nats:// (default), file:///folder, s3://bucket, gs://bucket or azblob://container." placeholder:"URL"`
+	Pools        string        `help:"Declare the pools of warm sandboxes in this file: docs/howto/pools.md." type:"existingfile" placeholder:"FILE"`
 	Driver       string        `help:"What makes the sandboxes: containerd or null (in memory, for trying the control plane)." enum:"containerd,null," default:""`
 	Tiers        []string      `help:"Isolation tiers to offer, of container, gvisor, kata, microvm and wasm; default: all that come with Berth and that this machine proves, with --hosts container and gvisor." placeholder:"TIER"`
 	Metrics      string        `help:"Serve Prometheus metrics on /metrics here." placeholder:"HOST:PORT"`
@@ -105,6 +106,7 @@ func (c *upCmd) config(dir string) (stack.Config, error) {
 	set(&cfg.Host.Driver, c.Driver)
 	set(&cfg.Host.ImageStore, c.ImageStore)
 	set(&cfg.Host.Disk.Store, c.Store)
+	set(&cfg.Pools, c.Pools)
 	cfg.LeaveRunning = cfg.LeaveRunning || c.LeaveRunning
 	if len(c.Tiers) > 0 {
 		cfg.Host.Tiers = c.Tiers
