@@ -117,6 +117,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.load(); err != nil {
 		return h, err
 	}
+	h.keeper.recall()
 	if err = h.openFence(); err != nil {
 		return h, err
 	}

@@ -104,7 +104,6 @@ func (s *session) wake(o *operation) (reply proto.Message, sb *sandbox, err erro
 	}
 	defer s.h.leave()
 	queued := time.Since(began)
-	s.h.keeper.wakes(s.h.memory())
 	m := &making{s: s, req: req, epoch: grant.EpochOf(req.GetSession().GetEpoch())}
 	m.key = disk.Key{Session: s.key, Generation: grant.GenerationOf(req.GetSession().GetGeneration())}
 	times, err := s.h.steps.Run(ctx, m.table())
@@ -190,6 +189,7 @@ func (m *making) findImage(ctx context.Context) (err error) {
 	}
 	if m.image, err = m.s.h.findImage(ctx, ref, m.req.GetImageDigest(), tierName(t.GetTier())); err == nil {
 		m.take()
+		m.s.h.keeper.wakes(m.s.h.memory())
 	}
 	return err
 }

@@ -31,6 +31,7 @@ type warmKeeper struct {
 	closed string
 	// drained is when this host was last told to hand its sessions over.
 	drained time.Time
+	heard   heardTerm
 	// told is which kinds had one left when scheduler was told last.
 	told map[shelf.Kind]bool
 }
@@ -243,7 +244,8 @@ func (k *warmKeeper) drain() {
 	k.retire(names)
 }
 
-// wakes says that a session is placed here, and makes room for its memory. It counts among others.
+// wakes says that a session is placed here, which has taken one if there was one for it, and makes room
+// for its memory. It counts among others.
 func (k *warmKeeper) wakes(others uint64) {
 	k.mu.Lock()
 	k.drained = time.Time{}

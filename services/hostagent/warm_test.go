@@ -127,7 +127,7 @@ func TestAWarmSandboxThatEndedIsNotGivenOut(t *testing.T) {
 	}
 }
 
-// TestCommandsOfAnOlderLeaderAreRefused, and counted; and a name is used once.
+// TestCommandsOfAnOlderLeaderAreRefused, and counted, also by the next process; and a name is used once.
 func TestCommandsOfAnOlderLeaderAreRefused(t *testing.T) {
 	r, drv, p := readyRig(t)
 	name := p.must(1)[0]
@@ -153,6 +153,19 @@ func TestCommandsOfAnOlderLeaderAreRefused(t *testing.T) {
 	}
 	if drv.count() != 1 {
 		t.Errorf("%d sandboxes", drv.count())
+	}
+	r.nextLife(drv)
+	if _, err := p.prepare(prepareOf(ids.NewWarmID(), 5)); !errs.Is(err, errkind.StaleEpoch) {
+		t.Errorf("an older leader after a restart: %v", err)
+	}
+	var again *hostv1.PrepareRequest
+	name, again = ids.NewWarmID(), prepareOf(newer, 5)
+	again.Term, again.Warm = 3, string(name)
+	if _, err := p.prepare(again); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.retire(3, newer); err != nil {
+		t.Fatal(err)
 	}
 	late := prepareOf(newer, 5)
 	late.Term = 3

@@ -20,31 +20,6 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/shelf"
 )
 
-// heard refuses a command of an older leader of the pool than this host has heard of in this boot.
-func (h *host) heard(ctx context.Context, op string, term uint64) error {
-	select {
-	case <-h.ready:
-	case <-ctx.Done():
-		return errs.E(op, errkind.Unavailable, "", "this host is still taking over what runs on it")
-	}
-	h.keeper.mu.Lock()
-	err := h.keeper.shelf.Hear(term)
-	h.keeper.mu.Unlock()
-	return h.refusal(op, err)
-}
-
-// refusal gives what the shelf refused its kind, and counts an older leader.
-func (h *host) refusal(op string, err error) error {
-	var r *shelf.Refusal
-	if !errors.As(err, &r) {
-		return err
-	}
-	if r.Kind == errkind.StaleEpoch {
-		h.meters.fenced(op)
-	}
-	return errs.E(op, r.Kind, "", r.Reason)
-}
-
 func (h *host) rpcPrepare(ctx context.Context, _ bus.Request, req *hostv1.PrepareRequest) (*hostv1.PrepareReply, error) {
 	const op = "host.prepare"
 	if err := h.heard(ctx, op, req.GetTerm()); err != nil {

@@ -133,3 +133,30 @@ func TestPutsShareASync(t *testing.T) {
 		t.Errorf("%d records, %v", len(all), err)
 	}
 }
+
+// TestAnOrderlyEndStoresWhatNobodyWaitedFor.
+func TestAnOrderlyEndStoresWhatNobodyWaitedFor(t *testing.T) {
+	for range 20 {
+		path := filepath.Join(t.TempDir(), "inventory.db")
+		s, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.PutSoon(full()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all, err := again.All(); err != nil || len(all) != 1 {
+			t.Fatalf("%v %v", all, err)
+		}
+		if err := again.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

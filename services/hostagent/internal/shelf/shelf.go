@@ -2,7 +2,7 @@
 // gets, which are removed. It holds no sandbox and does no work; the time is an argument. Whoever uses it
 // holds one lock around every call. It guarantees that
 //
-//   - no command of an older leader of the pool is taken once a newer one was heard of in this boot;
+//   - no command of an older leader of the pool is taken once a newer one was heard of;
 //   - a prepare never makes more of one template and tier than its cap, counting all that are here in
 //     whatever state, until each is a session's or is gone for good;
 //   - a sandbox is taken by one wake at a time, and once its claim has begun it never comes back: it is
