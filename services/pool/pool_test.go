@@ -170,6 +170,9 @@ func TestALeaderThatDiesMidPrepareNeverExceedsTheCeiling(t *testing.T) {
 	for range 4 {
 		w.until("a new leader has something prepared", func() bool { return w.begun() > before })
 		before = w.begun()
+		if next.kv.leads(now.kv) {
+			now, next = next, now
+		}
 		now.kill()
 		w.until("what it had begun waits", func() bool { return w.ready() > 0 })
 		for _, h := range w.hosts {

@@ -303,7 +303,8 @@ type flakyKV struct {
 	kv
 	mu    sync.Mutex
 	away  bool
-	loses bool // writes happen, and nobody hears of it
+	loses bool      // writes happen, and nobody hears of it
+	seat  time.Time // when the leader's key was written last
 }
 
 func (f *flakyKV) set(away, loses bool) {
@@ -320,6 +321,24 @@ func (f *flakyKV) state() (away, loses bool) {
 	return f.away, f.loses
 }
 
+func (f *flakyKV) sat(key string, err error) {
+	if key == leaderKey && err == nil {
+		f.mu.Lock()
+		f.seat = time.Now()
+		f.mu.Unlock()
+	}
+}
+
+// leads reports whether f renewed later than g.
+func (f *flakyKV) leads(g *flakyKV) bool {
+	f.mu.Lock()
+	at := f.seat
+	f.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return at.After(g.seat)
+}
+
 func (f *flakyKV) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	if away, _ := f.state(); away {
 		return nil, 0, errAway
@@ -333,6 +352,7 @@ func (f *flakyKV) Create(ctx context.Context, key string, value []byte) (uint64,
 		return 0, errAway
 	}
 	rev, err := f.kv.Create(ctx, key, value)
+	f.sat(key, err)
 	if loses {
 		return 0, errAway
 	}
@@ -345,6 +365,7 @@ func (f *flakyKV) Update(ctx context.Context, key string, value []byte, last uin
 		return 0, errAway
 	}
 	rev, err := f.kv.Update(ctx, key, value, last)
+	f.sat(key, err)
 	if loses {
 		return 0, errAway
 	}
