@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/berth-dev/berth/internal/heap"
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/tools/berth/cluster"
@@ -39,6 +40,9 @@ type upCmd struct {
 	LogLevel     string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"warn"`
 }
 
+// heapFloor is memory that buys fewer collections: everything is in this one process.
+const heapFloor = 64 << 20
+
 // run runs until SIGINT or SIGTERM.
 func (c *upCmd) run(ctx context.Context, dir string) error {
 	// What was typed is judged before parts of the build are looked for.
@@ -67,6 +71,7 @@ func (c *upCmd) run(ctx context.Context, dir string) error {
 	if shape.Many() {
 		return c.many(ctx, cfg, shape, log)
 	}
+	heap.Floor(heapFloor)
 	return stack.Run(ctx, cfg, log, func(info stack.Info) {
 		fmt.Printf("ready: bus %s, issuer %s, clients in %s\n", info.URL, info.Issuer, info.Clients)
 	})
