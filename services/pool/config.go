@@ -5,12 +5,15 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/pool/internal/spec"
 )
 
 // Config of the service.
@@ -84,7 +87,35 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
-	return nil
+	_, err := c.declared()
+	return err
+}
+
+// parse reads a pool file.
+func (c *Config) parse(file []byte) ([]*poolv1.Spec, error) {
+	tiers := map[string]corev1.Tier{}
+	for name, t := range c.Templates {
+		if terms, err := t.terms(name); err == nil {
+			tiers[name] = terms.GetTier()
+		}
+	}
+	return spec.Parse(file, tiers)
+}
+
+// declared reads the pools that the configuration declares.
+func (c *Config) declared() ([]*poolv1.Spec, error) {
+	if c.Pools == "" {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(c.Pools)
+	if err != nil {
+		return nil, fmt.Errorf("read the pools to declare: %w", err)
+	}
+	specs, err := c.parse(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Pools, err)
+	}
+	return specs, nil
 }
 
 // terms is what a host prepares.

@@ -40,7 +40,8 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 		return fmt.Errorf("pool: %w", err)
 	}
 	s := &server{cfg: cfg, conn: conn, log: log}
-	if err := s.readFile(); err != nil {
+	var err error
+	if s.file, err = cfg.declared(); err != nil {
 		return fmt.Errorf("pool: %w", err)
 	}
 	bucket, err := conn.OpenBucket(ctx, bucketName)

@@ -3,6 +3,8 @@ package pool
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -154,6 +156,19 @@ func TestARefusedFileChangesNothing(t *testing.T) {
 	if len(all.GetPools()) != 0 {
 		t.Errorf("there are pools: %v", all.GetPools())
 	}
+}
+
+func TestTheConfigurationDeclaresPools(t *testing.T) {
+	w := newWorld(t, "h1")
+	w.cfg.Pools = filepath.Join(t.TempDir(), "pools.yaml")
+	must(t, os.WriteFile(w.cfg.Pools, []byte(strings.Replace(six, "minimum: 6", "minimum: 9", 1)), 0o600))
+	if err := w.cfg.Validate(); err == nil || !strings.Contains(err.Error(), w.cfg.Pools+": line 3") {
+		t.Errorf("a file that is wrong: %v", err)
+	}
+	must(t, os.WriteFile(w.cfg.Pools, []byte(six), 0o600))
+	must(t, w.cfg.Validate())
+	w.start()
+	w.until("six wait", func() bool { return w.ready() == 6 })
 }
 
 // The ceiling is what holds the memory of hosts together: a leader that dies in the middle of a

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -13,11 +12,9 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/pool/internal/core"
-	"github.com/berth-dev/berth/services/pool/internal/spec"
 )
 
 const (
@@ -133,7 +130,7 @@ func (l *leader) apply(ctx context.Context, _ bus.Request, req *poolv1.ApplyRequ
 	if n := len(req.GetFile()); n > maxFile {
 		return nil, errs.Errorf("", errkind.TooLarge, "the file is %d bytes long; it may be %d", n, maxFile)
 	}
-	specs, err := l.parse(req.GetFile())
+	specs, err := l.cfg.parse(req.GetFile())
 	if err != nil {
 		return nil, errs.E("", errkind.Invalid, "", err) // the sentence alone: it has the line
 	}
@@ -156,32 +153,6 @@ func (l *leader) apply(ctx context.Context, _ bus.Request, req *poolv1.ApplyRequ
 // remove ends a pool: what waits in it is retired.
 func (l *leader) remove(ctx context.Context, _ bus.Request, req *poolv1.RemoveRequest) (*poolv1.RemoveReply, error) {
 	return &poolv1.RemoveReply{}, l.undeclare(ctx, req.GetTemplate())
-}
-
-// parse reads a pool file.
-func (s *server) parse(file []byte) ([]*poolv1.Spec, error) {
-	tiers := map[string]corev1.Tier{}
-	for name, t := range s.cfg.Templates {
-		if terms, err := t.terms(name); err == nil {
-			tiers[name] = terms.GetTier()
-		}
-	}
-	return spec.Parse(file, tiers)
-}
-
-// readFile reads the pools that the configuration declares.
-func (s *server) readFile() error {
-	if s.cfg.Pools == "" {
-		return nil
-	}
-	raw, err := os.ReadFile(s.cfg.Pools)
-	if err == nil {
-		s.file, err = s.parse(raw)
-	}
-	if err != nil {
-		return fmt.Errorf("read the pools to declare: %s: %w", s.cfg.Pools, err)
-	}
-	return nil
 }
 
 // declareFile declares them, once in the life of the process.

@@ -270,7 +270,8 @@ func (w *world) start() *instance {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
 	s := &server{cfg: w.cfg, conn: conn, log: bustest.Log(w.t)}
-	must(w.t, s.readFile())
+	s.file, err = w.cfg.declared()
+	must(w.t, err)
 	go func() { done <- s.run(ctx, i.kv, func() { close(ready) }) }()
 	select {
 	case <-ready:

@@ -134,9 +134,6 @@ func (c *Config) Complete() error {
 		c.Host.Tiers = slices.Clone(Tiers)
 	}
 	c.prepare()
-	if err := c.pools(); err != nil {
-		return err
-	}
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
 			if !slices.Contains(c.Host.Disk.Sizes, t.Limits.DiskBytes) {
@@ -148,6 +145,9 @@ func (c *Config) Complete() error {
 		return err
 	}
 	if err := c.Lifecycle.Policy.Validate(); err != nil {
+		return err
+	}
+	if err := c.pools(); err != nil {
 		return err
 	}
 	_, err = c.Callers(c.Host.Host)
