@@ -416,6 +416,9 @@ func (m *making) timing(times []steps.Time, queued time.Duration, began time.Tim
 	}
 	add("host.queue", 0, queued)
 	for _, s := range times {
+		if m.skipped(s.Name) {
+			continue
+		}
 		add(s.Name, queued+s.Start, s.Took)
 		var inner []steps.Time
 		switch {
@@ -431,6 +434,17 @@ func (m *making) timing(times []steps.Time, queued time.Duration, began time.Tim
 		}
 	}
 	return t
+}
+
+// skipped says that a step had nothing to do: a sandbox is either claimed or made.
+func (m *making) skipped(step string) bool {
+	switch step {
+	case "host.claim":
+		return !m.claimed
+	case "host.place", "host.driver.create", "host.guest.hello":
+		return m.claimed
+	}
+	return false
 }
 
 // progress tells how far a restore is, at most once a second and not for what is quick.
