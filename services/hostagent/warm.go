@@ -294,6 +294,13 @@ func (k *warmKeeper) has(id ids.SandboxID) bool {
 	return k.shelf.Has(id)
 }
 
+// get tells of one sandbox on the shelf.
+func (k *warmKeeper) get(id ids.SandboxID) (shelf.Item, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.shelf.Get(id)
+}
+
 // compare drops what waited before the driver was asked and is not among what it found.
 func (k *warmKeeper) compare(found []driver.Found, asked time.Time) {
 	live := map[ids.SandboxID]bool{}

@@ -44,11 +44,8 @@ func (h *host) rpcPrepare(ctx context.Context, _ bus.Request, req *hostv1.Prepar
 	if w.err != nil {
 		return nil, errs.Wrap(op, req.GetWarm(), w.err)
 	}
-	all, _ := h.warmSandboxes()
-	for _, one := range all {
-		if one.GetWarm() == req.GetWarm() {
-			return &hostv1.PrepareReply{Warm: one}, nil
-		}
+	if it, ok := h.keeper.get(w.name); ok {
+		return &hostv1.PrepareReply{Warm: warmSandbox(it)}, nil
 	}
 	return nil, errs.E(op, errkind.Superseded, req.GetWarm(), "it was taken or removed at once")
 }
@@ -176,16 +173,20 @@ func (h *host) rpcWarm(ctx context.Context, _ bus.Request, req *hostv1.WarmReque
 func (h *host) warmSandboxes() (out []*hostv1.WarmSandbox, uses map[shelf.Kind]shelf.Use) {
 	all, uses := h.keeper.list()
 	for _, it := range all {
-		one := &hostv1.WarmSandbox{
-			Warm: string(it.Name), Template: it.Kind.Template, Tier: tierOf(it.Kind.Tier), TemplateDigest: it.TemplateDigest,
-			ImageDigest: it.ImageDigest, MemoryBytes: it.Memory, Stale: it.Stale, State: warmState(it.State),
-		}
-		if !it.MadeAt.IsZero() {
-			one.MadeAt = timestamppb.New(it.MadeAt)
-		}
-		out = append(out, one)
+		out = append(out, warmSandbox(it))
 	}
 	return out, uses
+}
+
+func warmSandbox(it shelf.Item) *hostv1.WarmSandbox {
+	out := &hostv1.WarmSandbox{
+		Warm: string(it.Name), Template: it.Kind.Template, Tier: tierOf(it.Kind.Tier), TemplateDigest: it.TemplateDigest,
+		ImageDigest: it.ImageDigest, MemoryBytes: it.Memory, Stale: it.Stale, State: warmState(it.State),
+	}
+	if !it.MadeAt.IsZero() {
+		out.MadeAt = timestamppb.New(it.MadeAt)
+	}
+	return out
 }
 
 // warmState: what a wake has is as good as gone.

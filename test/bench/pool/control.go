@@ -165,13 +165,13 @@ func (b *bench) bursts(ctx context.Context, up *installation) error {
 
 // rate claims as fast as it can.
 func (b *bench) rate(ctx context.Context, up *installation) error {
-	note("claims a second over %s with %d openers", loadTime, openers)
 	if err := up.ApplyPools(ctx, fmt.Sprintf(nullPool, 2000, 4000)); err != nil {
 		return err
 	}
 	if err := up.AwaitWarm(ctx, "default", 2000); err != nil {
 		return err
 	}
+	note("claims a second over %s with %d openers", loadTime, openers)
 	run, cancel := context.WithTimeout(ctx, loadTime)
 	defer cancel()
 	var opened, warm, failed atomic.Int64

@@ -86,10 +86,20 @@ const (
 type Shelf struct {
 	term  uint64
 	items map[ids.SandboxID]*Item
+	kinds map[Kind]*kind
 	spent map[ids.SandboxID]end
 	queue []ids.SandboxID // of spent, oldest first
 	uses  map[Kind]*Use   // of every kind that has a pool, as far as this boot knows
 	made  uint64
+	// memory is what Memory tells.
+	memory uint64
+}
+
+// kind is what is here of one kind, counted as it changes: a host may have thousands.
+type kind struct {
+	count, ready int
+	// line is what waits, as wakes get it. What does not wait any more is dropped when a wake meets it.
+	line []*Item
 }
 
 type end struct {
@@ -99,7 +109,7 @@ type end struct {
 
 // New makes an empty shelf.
 func New() *Shelf {
-	return &Shelf{items: map[ids.SandboxID]*Item{}, spent: map[ids.SandboxID]end{}, uses: map[Kind]*Use{}}
+	return &Shelf{items: map[ids.SandboxID]*Item{}, kinds: map[Kind]*kind{}, spent: map[ids.SandboxID]end{}, uses: map[Kind]*Use{}}
 }
 
 // Hear refuses a command of an older leader than the newest that was heard of. StaleEpoch, or Invalid.
@@ -136,10 +146,51 @@ func (s *Shelf) Begin(it Item, most int, now time.Time) (begun bool, err error) 
 		return false, refuse(errkind.NoCapacity, "%d of %s are here already, and %d may be", n, it.Kind, most)
 	}
 	s.made++
-	it.State, it.order = Preparing, s.made
+	it.order = s.made
 	s.items[it.Name] = &it
+	s.kind(it.Kind).count++
+	s.move(&it, Preparing)
 	return true, nil
 }
+
+func (s *Shelf) kind(k Kind) *kind {
+	if s.kinds[k] == nil {
+		s.kinds[k] = &kind{}
+	}
+	return s.kinds[k]
+}
+
+// move changes a sandbox's state, and the counts with it.
+func (s *Shelf) move(it *Item, to State) {
+	k := s.kind(it.Kind)
+	if it.State == Ready {
+		k.ready--
+	}
+	if it.State.idle() {
+		s.memory -= it.Memory
+	}
+	it.State = to
+	if to == Ready {
+		k.ready++
+	}
+	if to.idle() {
+		s.memory += it.Memory
+	}
+}
+
+// drop takes a sandbox out of everything.
+func (s *Shelf) drop(it *Item) {
+	s.move(it, "")
+	delete(s.items, it.Name)
+	if k := s.kinds[it.Kind]; k.count > 1 {
+		k.count--
+	} else {
+		delete(s.kinds, it.Kind)
+	}
+}
+
+// idle: no session has it or is about to.
+func (s State) idle() bool { return s == Preparing || s == Ready || s == Retiring }
 
 func (e end) word() string {
 	if e.claimed {
@@ -161,13 +212,11 @@ func (s *Shelf) HasPool(k Kind) bool { return s.uses[k] != nil }
 
 // Count is how many of a kind are on the shelf. One that is claimed counts until its wake has ended: that
 // may fail yet, and then it is to be removed like others.
-func (s *Shelf) Count(k Kind) (n int) {
-	for _, it := range s.items {
-		if it.Kind == k {
-			n++
-		}
+func (s *Shelf) Count(k Kind) int {
+	if s.kinds[k] == nil {
+		return 0
 	}
-	return n
+	return s.kinds[k].count
 }
 
 // Made says that a sandbox waits now. False if it is to be removed instead: it was retired meanwhile.
@@ -176,41 +225,46 @@ func (s *Shelf) Made(name ids.SandboxID, imageDigest string, now time.Time) bool
 	if it == nil || it.State != Preparing {
 		return false
 	}
-	it.State, it.ImageDigest, it.MadeAt = Ready, imageDigest, now
+	it.ImageDigest, it.MadeAt = imageDigest, now
+	s.move(it, Ready)
+	k := s.kind(it.Kind)
+	k.line = append(k.line, it)
 	return true
 }
 
 // Take gives one wake the best of a kind that has the image and fits: one that is not stale before one
 // that is, then the oldest. why says what was there when none was taken; empty: nothing of the kind.
 func (s *Shelf) Take(k Kind, imageDigest string, fits func(ids.SandboxID) string) (name ids.SandboxID, why string) {
-	unfit := map[ids.SandboxID]bool{}
-	for {
-		var best *Item
-		for _, it := range s.items {
+	have := s.kinds[k]
+	if have == nil {
+		return "", ""
+	}
+	have.line = slices.DeleteFunc(have.line, func(it *Item) bool { return it.State != Ready })
+	for _, stale := range []bool{false, true} {
+		for _, it := range have.line {
 			switch {
-			case it.Kind != k || it.State != Ready || unfit[it.Name]:
+			case (it.Stale != "") != stale:
 			case it.ImageDigest != imageDigest:
 				why = cmp.Or(why, "the warm ones have another image than the session's disk")
-			case best == nil || before(it, best) < 0:
-				best = it
+			default:
+				reason := fits(it.Name)
+				if reason == "" {
+					s.move(it, Taken)
+					return it.Name, ""
+				}
+				why = reason
 			}
 		}
-		if best == nil {
-			return "", why
-		}
-		reason := fits(best.Name)
-		if reason == "" {
-			best.State = Taken
-			return best.Name, ""
-		}
-		unfit[best.Name], why = true, reason
 	}
+	return "", why
 }
 
 // PutBack ends a Take whose claim has not begun.
 func (s *Shelf) PutBack(name ids.SandboxID) {
 	if it := s.items[name]; it != nil && it.State == Taken {
-		it.State = Ready
+		s.move(it, Ready)
+		k := s.kind(it.Kind)
+		k.line = append([]*Item{it}, slices.DeleteFunc(k.line, func(o *Item) bool { return o == it })...)
 	}
 }
 
@@ -220,7 +274,7 @@ func (s *Shelf) Claim(name ids.SandboxID) bool {
 	if it == nil || it.State != Taken {
 		return false
 	}
-	it.State = Claiming
+	s.move(it, Claiming)
 	return true
 }
 
@@ -249,7 +303,7 @@ func boolInt(b bool) int {
 // Bind says that a sandbox whose claim began is its session's now. It leaves the shelf with Moved.
 func (s *Shelf) Bind(name ids.SandboxID) {
 	if it := s.items[name]; it != nil && it.State == Claiming {
-		it.State = Claimed
+		s.move(it, Claimed)
 		s.Pooled(it.Kind).Claimed++
 	}
 }
@@ -257,7 +311,7 @@ func (s *Shelf) Bind(name ids.SandboxID) {
 // Moved says that the wake which claimed a sandbox has ended well: it is among the host's sessions.
 func (s *Shelf) Moved(name ids.SandboxID, now time.Time) {
 	if it := s.items[name]; it != nil && it.State == Claimed {
-		delete(s.items, name)
+		s.drop(it)
 		s.spend(name, end{now, true})
 	}
 }
@@ -286,7 +340,7 @@ func (s *Shelf) Retire(name ids.SandboxID, now time.Time) (remove, claimed bool)
 	case Retiring:
 		return false, false
 	}
-	it.State = Retiring
+	s.move(it, Retiring)
 	return true, false
 }
 
@@ -296,14 +350,14 @@ func (s *Shelf) GiveUp(name ids.SandboxID) (remove bool) {
 	if it == nil || it.State == Retiring {
 		return false
 	}
-	it.State = Retiring
+	s.move(it, Retiring)
 	return true
 }
 
 // Gone says that nothing of a sandbox is left.
 func (s *Shelf) Gone(name ids.SandboxID, now time.Time) {
-	if s.items[name] != nil {
-		delete(s.items, name)
+	if it := s.items[name]; it != nil {
+		s.drop(it)
 		s.spend(name, end{at: now})
 	}
 }
@@ -334,6 +388,15 @@ func (s *Shelf) Is(name ids.SandboxID) State {
 	return ""
 }
 
+// Get returns a copy of one that is on the shelf.
+func (s *Shelf) Get(name ids.SandboxID) (Item, bool) {
+	it := s.items[name]
+	if it == nil {
+		return Item{}, false
+	}
+	return *it, true
+}
+
 // All lists what is on the shelf, in the order in which wakes get it.
 func (s *Shelf) All() []Item { return s.sorted() }
 
@@ -343,9 +406,9 @@ func (s *Shelf) Ready() map[Kind]int {
 	for k := range s.uses {
 		out[k] = 0
 	}
-	for _, it := range s.items {
-		if it.State == Ready {
-			out[it.Kind]++
+	for k, have := range s.kinds {
+		if have.ready > 0 {
+			out[k] = have.ready
 		}
 	}
 	return out
@@ -361,14 +424,7 @@ func (s *Shelf) Uses() map[Kind]Use {
 }
 
 // Memory is what the sandboxes may use in all that no session has, or is about to have.
-func (s *Shelf) Memory() (sum uint64) {
-	for _, it := range s.items {
-		if it.State == Preparing || it.State == Ready || it.State == Retiring {
-			sum += it.Memory
-		}
-	}
-	return sum
-}
+func (s *Shelf) Memory() uint64 { return s.memory }
 
 // Mark notes of every sandbox that waits why it is stale: why says so of one, empty if it is not.
 func (s *Shelf) Mark(why func(Item) string) {
