@@ -93,16 +93,23 @@ func (l *leader) open(ctx context.Context, spec *poolv1.Spec, removed bool) (*en
 	return e, nil
 }
 
-// roundPause lets what happens together be planned together.
-const roundPause = 10 * time.Millisecond
+// roundPause lets what happens together be planned together. A round that takes long, since thousands
+// wait, is followed by a pause that is longer by roundPart, so that planning never takes the processor
+// from the opens that it is for.
+const (
+	roundPause = 10 * time.Millisecond
+	roundPart  = 10
+	roundMost  = 500 * time.Millisecond
+)
 
 // run plans again and again until ctx ends or nothing of a removed pool is left.
 func (e *entry) run(ctx context.Context) {
 	for {
+		began := time.Now()
 		if e.round(ctx) {
 			return
 		}
-		if !sleep(ctx, roundPause) {
+		if !sleep(ctx, min(max(roundPause, roundPart*time.Since(began)), roundMost)) {
 			return
 		}
 		t := time.NewTimer(e.pause())

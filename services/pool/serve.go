@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// requestLimit is how many requests of one method may run, and mostly wait, at once.
-	requestLimit = 4096
+	// requestLimit is how many requests of one method may run, and mostly wait, at once: beside those of one
+	// pool that wait there is room for more.
+	requestLimit = 2 * core.MaxWaiting
 	// maxFile is the largest pool file in bytes.
 	maxFile = 64 << 10
 	// maxHosts is how many hosts a reservation may name.
@@ -97,7 +98,7 @@ func (l *leader) settle(_ context.Context, _ bus.Request, req *poolv1.SettleRequ
 	}
 	e.mu.Unlock()
 	e.poke.now()
-	if h := l.fleet.of(req.GetHost()); h != nil {
+	if h := l.fleet.of(req.GetHost()); h != nil && warm == "" {
 		h.poke.now()
 	}
 	l.m.settled(e.name, req)

@@ -24,6 +24,8 @@ const (
 	answerWithin = 10 * time.Second
 	// retireBatch is how many one request retires.
 	retireBatch = 64
+	// retireAgain is how long a host that did not retire is not asked for the same again.
+	retireAgain = time.Second
 )
 
 // callHost asks a host once.
@@ -93,7 +95,9 @@ func (e *entry) beginPrepare(ctx context.Context, s core.Step) {
 		e.core.End(id, o, time.Now())
 		e.grant(time.Now())
 		e.mu.Unlock()
-		h.poke.now()
+		if o.Made == nil {
+			h.poke.now() // what is there now nobody knows but the host
+		}
 		e.poke.now()
 	})
 }
@@ -149,6 +153,9 @@ func (e *entry) beginRetire(ctx context.Context, name string, all []ids.SandboxI
 	e.mu.Unlock()
 	e.l.work.Go(func() {
 		gone, err := e.l.retire(ctx, h, all, why)
+		if err != nil {
+			sleep(ctx, retireAgain) // it may have refused at once
+		}
 		e.mu.Lock()
 		for _, id := range all {
 			delete(e.retiring, id)
