@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +44,9 @@ type events struct {
 	ctx  context.Context
 	stop context.CancelFunc
 	next atomic.Uint64 // makes ids differ within a term
+
+	mu    sync.RWMutex
+	ended bool // in is closed
 }
 
 func newEvents(conn *bus.Conn, log *slog.Logger) *events {
@@ -88,9 +93,27 @@ func (x *events) settle(e event) {
 	}
 }
 
-// close writes what is queued for a few seconds. Nothing is offered any more.
+// offer queues an event. False: it is lost. A request that outlives its leader may still have one.
+func (x *events) offer(e event) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if x.ended {
+		return false
+	}
+	select {
+	case x.in <- e:
+		return true
+	default:
+		return false
+	}
+}
+
+// close writes what is queued for a few seconds.
 func (x *events) close() {
+	x.mu.Lock()
+	x.ended = true
 	close(x.in)
+	x.mu.Unlock()
 	select {
 	case <-x.done:
 	case <-time.After(5 * time.Second):
@@ -102,10 +125,8 @@ func (x *events) close() {
 
 func (l *leader) publish(all ...event) {
 	for _, e := range all {
-		select {
-		case l.events.in <- e:
-		default:
-			l.log.Warn("an event of a pool is lost: too many wait for a bus that can be written", "id", e.id)
+		if !l.events.offer(e) {
+			l.log.Warn("an event of a pool is lost: too many wait for a bus that can be written, or this process ends", "id", e.id)
 		}
 	}
 }
@@ -135,7 +156,7 @@ func (e *entry) counted(x event, now time.Time) event {
 
 // news is what a plan has to tell; the lock is held.
 func (e *entry) news(p core.Plan, now time.Time) (out []event) {
-	if p.Unhealthy != e.said.unhealthy && (p.Unhealthy == "" || now.Sub(e.said.sickAt) >= tellEvery) {
+	if figureless(p.Unhealthy) != figureless(e.said.unhealthy) && (p.Unhealthy == "" || now.Sub(e.said.sickAt) >= tellEvery) {
 		e.said.unhealthy, e.said.sickAt = p.Unhealthy, now
 		why := p.Unhealthy
 		if why == "" {
@@ -149,6 +170,16 @@ func (e *entry) news(p core.Plan, now time.Time) (out []event) {
 	}
 	e.said.filled = p.Filled
 	return out
+}
+
+// figureless is a reason without its figures: free memory changes all the time, and is no news.
+func figureless(why string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, why)
 }
 
 // exhaustion tells that an ask got none; the lock is held.

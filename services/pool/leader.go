@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/services/pool/internal/core"
 )
 
 const (
@@ -130,7 +131,10 @@ func (l *leader) loadOnce(ctx context.Context) error {
 	l.specsRev, l.unread = rev, nil
 	for _, r := range v.Pools {
 		spec, err := r.spec()
-		if err != nil {
+		if err == nil {
+			_, err = core.NewSpec(spec, time.LoadLocation)
+		}
+		if err != nil { // one pool keeps no other from being served
 			l.log.Error("a declared pool cannot be read; it is left alone", "spec", string(r.Spec), "error", err)
 			l.unread = append(l.unread, r)
 			continue

@@ -73,5 +73,6 @@ func (s *server) run(ctx context.Context, bucket kv, ready func()) (err error) {
 		if err := s.lead(ctx, t); err != nil {
 			return err
 		}
+		sleep(ctx, againTime) // it may have ended at once
 	}
 }

@@ -91,6 +91,8 @@ type fakeHost struct {
 	hangs   bool          // prepare is never answered
 	slow    time.Duration // of prepare
 	fails   error         // of prepare
+	keeps   error         // of retire
+	told    int           // to retire
 	asked   int           // preparations
 	retired int
 	claims  uint64
@@ -174,6 +176,9 @@ func (h *fakeHost) retire(_ context.Context, _ bus.Request, r *hostv1.RetireRequ
 	defer h.mu.Unlock()
 	if err := h.hears(r.GetTerm()); err != nil {
 		return nil, err
+	}
+	if h.told++; h.keeps != nil {
+		return nil, h.keeps
 	}
 	for _, id := range r.GetWarm() {
 		if s := h.warm[id]; s != nil {

@@ -37,6 +37,9 @@ const (
 // MaxWaiting asks of one pool wait for a warm sandbox at once.
 const MaxWaiting = 4096
 
+// MaxWaitingOfOne asks of one tenant do at most: the others may wait too.
+const MaxWaitingOfOne = MaxWaiting / 4
+
 // Spec is one declared pool, read and checked.
 type Spec struct {
 	Template string

@@ -83,6 +83,7 @@ func (m *member) list(h Host, tpl string) {
 	for _, s := range h.Warm {
 		gone, ok := m.removed[s.ID]
 		if s.Template == tpl && !(ok && !h.Asked.After(gone)) {
+			s.MadeAt = m.madeAt(s, old[s.ID], h.Heard)
 			m.seen[s.ID] = &s
 			if m.sent[s.ID] != nil {
 				m.sent[s.ID].failed = time.Time{}
@@ -102,6 +103,20 @@ func (m *member) list(h Host, tpl string) {
 		}
 	}
 	m.resolve(old, h.Asked)
+}
+
+// madeAt is when a sandbox was made, by the leader's clock as far as it can tell: by that of a host that is
+// behind it would be too old as soon as it is made, and be replaced for ever.
+func (m *member) madeAt(s Sandbox, was *Sandbox, heard time.Time) time.Time {
+	switch sent := m.sent[s.ID]; {
+	case was != nil && (was.State == Ready || s.MadeAt.Before(was.MadeAt)):
+		return was.MadeAt
+	case sent != nil && s.MadeAt.Before(sent.began):
+		return sent.began
+	case s.MadeAt.After(heard):
+		return heard
+	}
+	return s.MadeAt
 }
 
 // resolve ends what was sent and is known now: it was there and is gone, or failed before the list was

@@ -165,6 +165,7 @@ func (p *Pool) end(m *member, id ids.SandboxID, s *sent, o Outcome, now time.Tim
 	if o.Made != nil {
 		made := *o.Made
 		made.ID, made.Template = id, p.spec.Template
+		made.MadeAt = m.madeAt(made, nil, now)
 		delete(m.sent, id)
 		m.seen[id] = &made
 		m.added[id] = now

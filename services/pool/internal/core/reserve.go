@@ -100,7 +100,7 @@ func (p *Pool) Reserve(a Ask, now time.Time) Answer {
 		d.done = slices.DeleteFunc(d.done, func(x Answer) bool { return x.Reservation == name })
 		return h.answer
 	}
-	if p.spec.Wait <= 0 || len(d.waiting) > MaxWaiting || p.removed {
+	if p.spec.Wait <= 0 || len(d.waiting) > MaxWaiting || len(t.queue) > MaxWaitingOfOne || p.removed {
 		return d.decide(w, Exhausted, "", now)
 	}
 	return Answer{Verdict: Waiting, Reservation: name}

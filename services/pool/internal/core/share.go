@@ -61,7 +61,7 @@ func (d *desk) mayTake(name string, s Spec, free int, now time.Time) bool {
 	t := d.tenant(name)
 	switch {
 	case contended:
-		return t.reserved+t.recent(now) < int(math.Ceil(s.Share*float64(s.Ceiling)-1e-9))
+		return t.reserved+t.recent(now) < max(1, int(math.Ceil(s.Share*float64(s.Ceiling)-1e-9)))
 	case others:
 		return free > s.Ceiling/10 || free == 0
 	}

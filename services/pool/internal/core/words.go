@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // settling is how long after the term began hosts may still be about to answer.
@@ -17,7 +18,7 @@ func (d *draft) unhealthy(placed int) {
 	var reasons []string
 	for _, h := range d.hosts {
 		if h.cannot != "" {
-			reasons = append(reasons, h.ID+": "+h.cannot)
+			reasons = append(reasons, h.ID+": "+h.reason(d.now))
 		}
 	}
 	switch young := d.now.Sub(d.p.began) < settling; {
@@ -32,6 +33,14 @@ func (d *draft) unhealthy(placed int) {
 	default:
 		d.plan.Unhealthy = "no host can: " + few(reasons)
 	}
+}
+
+// reason is why the host cannot, without when it is tried again: that is another every second.
+func (h *place) reason(now time.Time) string {
+	if h.back.failures > 0 && h.cannot == h.back.why(h.under, now) {
+		return h.back.reason
+	}
+	return h.cannot
 }
 
 // working reports whether a host that has not failed prepares now.

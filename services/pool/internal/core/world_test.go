@@ -165,7 +165,7 @@ func (w *world) send(l *leader, s Step, id ids.SandboxID) {
 			w.answer(l, id, Outcome{Failed: "refused"})
 		default:
 			h.term, h.used[id] = l.term, true
-			h.there[id] = &Sandbox{ID: id, Template: "py", Tier: gvisor, State: Preparing, Digest: w.tpl.Digest, MadeAt: w.now, Memory: 1 << 20}
+			h.there[id] = &Sandbox{ID: id, Template: "py", Tier: gvisor, State: Preparing, Digest: w.tpl.Digest, MadeAt: w.now.Add(h.skew), Memory: 1 << 20}
 			h.queue = append(h.queue, func() { w.finish(l, h, id) })
 		}
 	})

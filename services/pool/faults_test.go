@@ -1,0 +1,89 @@
+package pool
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/pool/internal/core"
+)
+
+// A host that does not retire what it should, and says so at once, is not asked as fast as it answers.
+func TestAHostThatRetiresNothingIsNotAskedWithoutEnd(t *testing.T) {
+	w := newWorld(t, "h1")
+	w.start()
+	must(t, w.apply(six))
+	w.until("six wait", func() bool { return w.ready() == 6 })
+	h := w.hosts["h1"]
+	h.set(func(h *fakeHost) { h.keeps = errs.E("", errkind.Internal, "", "its runtime is broken") })
+	must(t, w.apply(strings.NewReplacer("ceiling: 8", "ceiling: 2", "minimum: 6", "minimum: 2").Replace(six)))
+	w.until("it is told to retire some", func() bool { return h.asks() > 0 })
+	began := h.asks()
+	time.Sleep(2 * retireAgain) // that is what is tested
+	if n := h.asks() - began; n > 8 {
+		t.Errorf("it was asked %d times in %s", n, 2*retireAgain)
+	}
+	h.set(func(h *fakeHost) { h.keeps = nil })
+	w.until("two are left when that is over", func() bool { return w.ready() == 2 })
+}
+
+func (h *fakeHost) asks() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.told
+}
+
+// A pool that is stored and makes no sense to this version is left alone; the others are served.
+func TestOneBadRecordKeepsNoOtherPoolAway(t *testing.T) {
+	w := newWorld(t, "h1")
+	conn := bustest.Connect(t, w.bus, subjects.Service("pool"))
+	bucket, err := conn.OpenBucket(t.Context(), bucketName)
+	must(t, err)
+	bad := `{"template":"other","ceiling":3,"share":0.5,"maxAge":"60s","schedule":[{"from":1,"to":2,"timeZone":"Mars/Olympus"}]}`
+	raw, err := json.Marshal(value{Term: 1, Pools: []record{{Spec: json.RawMessage(bad)}, {Spec: json.RawMessage(`{"template":3}`)}}})
+	must(t, err)
+	_, err = bucket.Create(t.Context(), specsKey, raw)
+	must(t, err)
+	i := w.start()
+	must(t, w.apply(six))
+	w.until("six wait", func() bool { return w.ready() == 6 })
+	i.stop()
+	left, _, err := bucket.Get(t.Context(), specsKey)
+	must(t, err)
+	if !strings.Contains(string(left), "Mars/Olympus") {
+		t.Errorf("what could not be read was dropped: %s", left)
+	}
+}
+
+// A request that is still under way when its process ends has no channel closed under it.
+func TestAnEventAfterTheEndIsLost(t *testing.T) {
+	w := newWorld(t)
+	x := newEvents(bustest.Connect(t, w.bus, subjects.Service("pool")), bustest.Log(t))
+	x.close()
+	if x.offer(event{body: &poolv1.Event{}}) {
+		t.Error("it was queued")
+	}
+}
+
+// A reason of which only the figures change is told once.
+func TestFiguresThatChangeAreNoNews(t *testing.T) {
+	e := &entry{l: &leader{server: &server{events: &events{}}, t: &tenure{}}, name: "default",
+		core: core.New(core.Spec{Template: "default", Ceiling: 3, Share: 1}, core.Template{}, nil, nil, time.Now())}
+	n, now := 0, time.Now()
+	for i := range 60 {
+		why := "no host can: h1: " + strings.Repeat("7", 1+i%9) + " bytes of memory are free there"
+		n += len(e.news(core.Plan{Unhealthy: why}, now.Add(time.Duration(i)*time.Minute)))
+	}
+	if n != 1 {
+		t.Errorf("%d events", n)
+	}
+	if n := len(e.news(core.Plan{Unhealthy: "there is no host"}, now.Add(2*time.Hour))) + len(e.news(core.Plan{}, now.Add(2*time.Hour))); n != 2 {
+		t.Errorf("another reason and the end of it: %d events", n)
+	}
+}
