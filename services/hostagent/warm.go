@@ -32,6 +32,8 @@ type warmKeeper struct {
 	// drained is when this host was last told to hand its sessions over.
 	drained time.Time
 	heard   heardTerm
+	// listened is when a command of that term was taken last.
+	listened time.Time
 	// told is which kinds had one left when scheduler was told last.
 	told map[shelf.Kind]bool
 }
@@ -96,7 +98,7 @@ func (k *warmKeeper) mayBegin(o order, others uint64) error {
 		return errs.E(op, errkind.Unavailable, string(o.Name), k.closed)
 	case time.Since(k.drained) < drainFor:
 		return errs.E(op, errkind.Unavailable, string(o.Name), "this host is draining")
-	case others+k.shelf.Memory()+o.Memory > room:
+	case o.Memory > room || others+k.shelf.Memory() > room-o.Memory:
 		return errs.Errorf(op, errkind.NoCapacity, "sessions and warm sandboxes have the memory of this host: %s of %s", size(others+k.shelf.Memory()), size(room))
 	}
 	return nil

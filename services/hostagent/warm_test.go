@@ -1,6 +1,9 @@
 package hostagent
 
 import (
+	"math"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -193,6 +196,9 @@ func TestBadPrepares(t *testing.T) {
 		"no tier":          func(q *hostv1.PrepareRequest) { q.Terms.Tier = 0 },
 		"another tier":     func(q *hostv1.PrepareRequest) { q.Terms.Tier = corev1.Tier_TIER_GVISOR },
 		"no limits":        func(q *hostv1.PrepareRequest) { q.Terms.Limits = nil },
+		"no template name": func(q *hostv1.PrepareRequest) { q.Terms.Template = "../" + strings.Repeat("x", 1<<16) },
+		"a huge digest":    func(q *hostv1.PrepareRequest) { q.TemplateDigest = strings.Repeat("d", 1<<16) },
+		"all the memory":   func(q *hostv1.PrepareRequest) { q.Terms.Limits.MemoryBytes = math.MaxUint64 },
 		"no terms":         func(q *hostv1.PrepareRequest) { q.Terms = nil },
 		"cap of zero":      func(q *hostv1.PrepareRequest) { q.Cap = 0 },
 		"too late":         func(q *hostv1.PrepareRequest) { q.Deadline = timestampIn(-time.Second) },
@@ -205,6 +211,35 @@ func TestBadPrepares(t *testing.T) {
 		}
 	}
 	eventually(t, 5*time.Second, "nothing is left", func() bool { return drv.count() == 0 && len(r.run.h.keeper.names()) == 0 })
+	if n := len(p.warm().GetUses()); n > 1 { // that of the cap of zero
+		t.Errorf("%d kinds are remembered", n)
+	}
+	if _, err := p.retire(1, slices.Repeat([]ids.SandboxID{ids.NewWarmID()}, maxRetire+1)...); !errs.Is(err, errkind.Invalid) {
+		t.Errorf("too many to retire: %v", err)
+	}
+}
+
+// TestATermOfALostControlPlaneIsForgotten: terms begin anew when the bus has lost what it stored. A host
+// that held to the highest it ever heard would take no command of a pool again.
+func TestATermOfALostControlPlaneIsForgotten(t *testing.T) {
+	r, drv, p := readyRig(t)
+	if _, err := p.retire(9000, ids.NewWarmID()); err != nil {
+		t.Fatal(err)
+	}
+	pass := func(d time.Duration) {
+		k := r.run.h.keeper
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.listened = k.listened.Add(-d)
+	}
+	pass(termKept - time.Minute)
+	if _, err := p.prepare(prepareOf(ids.NewWarmID(), 5)); !errs.Is(err, errkind.StaleEpoch) {
+		t.Errorf("while the later leader may lead: %v", err)
+	}
+	pass(2 * time.Minute)
+	p.must(1)
+	r.nextLife(drv)
+	p.must(1) // the new term is the one that the next process knows
 }
 
 // TestWarmSandboxesLeaveMemoryToSessions: they count, and make room.

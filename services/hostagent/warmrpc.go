@@ -20,6 +20,13 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/shelf"
 )
 
+const (
+	// maxDigest is the longest digest of a template.
+	maxDigest = 128
+	// maxRetire is how many one request retires at most.
+	maxRetire = 1024
+)
+
 func (h *host) rpcPrepare(ctx context.Context, _ bus.Request, req *hostv1.PrepareRequest) (*hostv1.PrepareReply, error) {
 	const op = "host.prepare"
 	if err := h.heard(ctx, op, req.GetTerm()); err != nil {
@@ -59,8 +66,11 @@ func (h *host) orderOf(req *hostv1.PrepareRequest) (o order, err error) {
 	if err != nil || !name.IsWarm() {
 		return o, bad("that is no name of a warm sandbox")
 	}
-	if t.GetTemplate() == "" {
+	if _, err := ids.ParseTemplate(t.GetTemplate()); err != nil {
 		return o, bad("the terms name no template")
+	}
+	if len(req.GetTemplateDigest()) > maxDigest {
+		return o, bad("the template's digest is none")
 	}
 	if !h.offers(t.GetTier()) || !h.drv.Capabilities()[driver.Tier(tierName(t.GetTier()))].Warm {
 		return o, errs.Errorf(op, errkind.Unimplemented, "this host has no tier %s that can be prepared", tierName(t.GetTier()))
@@ -71,9 +81,9 @@ func (h *host) orderOf(req *hostv1.PrepareRequest) (o order, err error) {
 	}
 	switch left := time.Until(o.deadline); {
 	case left <= 0:
-		return o, errs.E(op, errkind.Deadline, req.GetWarm(), "it was asked for too long ago")
+		return o, errs.E(op, errkind.Expired, req.GetWarm(), "by this host's clock it was asked for too long ago")
 	case left > shelf.MaxAhead:
-		return o, bad("the deadline is too far ahead")
+		return o, bad("by this host's clock the deadline is too far ahead")
 	}
 	ref, err := h.imageRef(t)
 	if err != nil {
@@ -119,6 +129,9 @@ func (h *host) rpcRetire(ctx context.Context, _ bus.Request, req *hostv1.RetireR
 	const op = "host.retire"
 	if err := h.heard(ctx, op, req.GetTerm()); err != nil {
 		return nil, err
+	}
+	if n := len(req.GetWarm()); n > maxRetire {
+		return nil, errs.Errorf(op, errkind.Invalid, "%d sandboxes are named, more than %d", n, maxRetire)
 	}
 	var names []ids.SandboxID
 	for _, n := range req.GetWarm() {

@@ -21,8 +21,8 @@ type heardTerm struct {
 }
 
 const (
-	// termKept is how long the next process holds to a term. Terms begin anew with a control plane that
-	// was restored, and no leader stands still for so long.
+	// termKept is how long this process and the next hold to a term of which nothing is heard. Terms begin
+	// anew with a control plane that was restored, and no leader stands still for so long.
 	termKept = time.Hour
 	// termNoted is how often it is noted that a term is still in force.
 	termNoted = 5 * time.Minute
@@ -42,7 +42,7 @@ func (k *warmKeeper) recall() {
 	case err != nil:
 		k.h.log.Warn("the term of the pool is not known from before", "error", err)
 	case age < termKept && t.Term > 0:
-		k.heard = t
+		k.heard, k.listened = t, time.Now().Add(-max(age, 0))
 		_ = k.shelf.Hear(t.Term) // the first one
 	}
 }
@@ -51,16 +51,20 @@ func (k *warmKeeper) recall() {
 func (k *warmKeeper) hear(term uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	now := time.Now()
+	if now.Sub(k.listened) > termKept {
+		k.shelf.Unhear()
+	}
 	if err := k.shelf.Hear(term); err != nil {
 		return err
 	}
-	now := time.Now()
-	risen := term > k.heard.Term
-	if !risen && now.Sub(k.heard.At) < termNoted {
+	k.listened = now
+	other := term != k.heard.Term
+	if !other && now.Sub(k.heard.At) < termNoted {
 		return nil
 	}
 	next := heardTerm{Term: term, At: now.UTC()}
-	if err := writeTerm(k.termFile(), next, risen); err != nil {
+	if err := writeTerm(k.termFile(), next, other); err != nil {
 		return errs.E("note the term of the pool", errkind.Unavailable, "", err)
 	}
 	k.heard = next

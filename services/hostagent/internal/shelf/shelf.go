@@ -2,7 +2,7 @@
 // gets, which are removed. It holds no sandbox and does no work; the time is an argument. Whoever uses it
 // holds one lock around every call. It guarantees that
 //
-//   - no command of an older leader of the pool is taken once a newer one was heard of;
+//   - no command of an older leader of the pool is taken once a newer one was heard of, until Unhear;
 //   - a prepare never makes more of one template and tier than its cap, counting all that are here in
 //     whatever state, until each is a session's or is gone for good;
 //   - a sandbox is taken by one wake at a time, and once its claim has begun it never comes back: it is
@@ -123,6 +123,9 @@ func (s *Shelf) Hear(term uint64) error {
 	s.term = term
 	return nil
 }
+
+// Unhear has any term taken next: the control plane that gave the one before is no more.
+func (s *Shelf) Unhear() { s.term = 0 }
 
 // Begin puts a sandbox on the shelf that is to be made now, unless there are cap of its kind. begun is
 // false if it is there already: then it is what the same command made before. Conflict: the name is used
