@@ -210,11 +210,35 @@ func (s *session) remove(ctx context.Context, o *operation) error {
 	if err := s.h.disks.LetGo(o.diskKey()); err != nil {
 		return err
 	}
-	id := ids.SandboxID(o.rec.Sandbox)
-	if err := s.h.stop(ctx, id); err != nil {
-		return err
+	all := []ids.SandboxID{ids.SandboxID(o.rec.Sandbox)}
+	if o.sb == nil && len(o.rec.Reply) == 0 {
+		claimed, err := s.claimed(ctx)
+		if err != nil {
+			return err
+		}
+		all = append(all, claimed...)
 	}
-	return os.RemoveAll(s.h.runFolder(id))
+	for _, id := range all {
+		if err := s.h.stop(ctx, id); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(s.h.runFolder(id)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// claimed lists what the session has claimed, as the driver knows it: a process that died in a wake wrote
+// down no name of it, and it holds the disk.
+func (s *session) claimed(ctx context.Context) (out []ids.SandboxID, err error) {
+	found, err := s.h.drv.List(ctx)
+	for _, f := range found {
+		if f.Session == s.key && f.ID.IsWarm() {
+			out = append(out, f.ID)
+		}
+	}
+	return out, err
 }
 
 // stop stops a sandbox, again while a mount is busy or the runtime does not answer.

@@ -382,8 +382,13 @@ func (s *session) learn(o *schedulerv1.OwnedSession) {
 func (s *session) miss(o *schedulerv1.OwnedSession, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.st.Phase == core.Awake {
-		cmds, err := s.decide(core.Lost{Epoch: s.st.Epoch, Reason: reason}, nil)
+	if lost := s.st.Phase == core.Awake; lost || unwritten(o, s.st.Phase) {
+		var ev core.Event = core.Lost{Epoch: s.st.Epoch, Reason: reason}
+		if !lost {
+			ev = core.Disown{Why: reason}
+			s.h.report(s.rec, core.Report{What: "exited", Reason: reason})
+		}
+		cmds, err := s.decide(ev, nil)
 		if err == nil {
 			s.command(cmds, nil)
 		}
