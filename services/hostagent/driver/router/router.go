@@ -22,7 +22,7 @@ type Driver struct {
 	all []driver.Driver
 
 	mu     sync.Mutex
-	madeBy map[ids.SandboxID]made
+	madeBy ledger
 	listed bool // what an earlier process left is in madeBy
 	notes  uint64
 }
@@ -59,7 +59,7 @@ func New(all ...driver.Driver) (*Driver, error) {
 			seen[t] = true
 		}
 	}
-	return &Driver{all: all, madeBy: map[ids.SandboxID]made{}}, nil
+	return &Driver{all: all, madeBy: newLedger()}, nil
 }
 
 // Capabilities implements driver.Driver.
@@ -135,13 +135,11 @@ func (r *Driver) claim(ctx context.Context, own driver.Driver, spec driver.Spec)
 func (r *Driver) note(id ids.SandboxID, by driver.Driver, s ids.SessionKey) (other driver.Driver, making bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, have := range r.madeBy {
-		if have.session == s && have.by != by {
-			return have.by, have.making > 0
-		}
+	if have, ok := r.madeBy.other(s, by); ok {
+		return have.by, have.making > 0
 	}
 	r.notes++
-	r.madeBy[id] = made{by: by, session: s, making: r.madeBy[id].making + 1, at: r.notes}
+	r.madeBy.set(id, made{by: by, session: s, making: r.madeBy.all[id].making + 1, at: r.notes})
 	return nil, false
 }
 
@@ -149,29 +147,29 @@ func (r *Driver) note(id ids.SandboxID, by driver.Driver, s ids.SessionKey) (oth
 func (r *Driver) made(id ids.SandboxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if m, ok := r.madeBy[id]; ok {
+	if m, ok := r.madeBy.all[id]; ok {
 		r.notes++
 		m.making, m.at = m.making-1, r.notes
-		r.madeBy[id] = m
+		r.madeBy.set(id, m)
 	}
 }
 
 func (r *Driver) has(id ids.SandboxID, s ids.SessionKey) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.madeBy[id].session == s
+	return r.madeBy.all[id].session == s
 }
 
 func (r *Driver) forget(which func(ids.SandboxID, made) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.madeBy, which)
+	r.madeBy.dropIf(which)
 }
 
 func (r *Driver) maker(id ids.SandboxID) driver.Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.madeBy[id].by
+	return r.madeBy.all[id].by
 }
 
 // Stop implements driver.Driver. Without knowing who made it, every driver is asked.
@@ -179,7 +177,9 @@ func (r *Driver) Stop(ctx context.Context, id ids.SandboxID) error {
 	if d := r.maker(id); d != nil {
 		err := d.Stop(ctx, id)
 		if err == nil {
-			r.forget(func(other ids.SandboxID, _ made) bool { return other == id })
+			r.mu.Lock()
+			r.madeBy.drop(id)
+			r.mu.Unlock()
 		}
 		return err
 	}
@@ -218,22 +218,22 @@ func (r *Driver) join(by [][]driver.Found, began uint64) (out []driver.Found) {
 			}
 			seen[f.ID] = true
 			out = append(out, f)
-			if m, ok := r.madeBy[f.ID]; !ok || m.making == 0 && m.at <= began {
-				r.madeBy[f.ID] = made{by: d, session: f.Session, at: m.at}
+			if m, ok := r.madeBy.all[f.ID]; !ok || m.making == 0 && m.at <= began {
+				r.madeBy.set(f.ID, made{by: d, session: f.Session, at: m.at})
 			}
 		}
 	}
 	for i, d := range r.all {
 		for _, f := range by[i] {
 			// A part that another driver's sandbox has, or that was told already, is no stray.
-			if has := r.madeBy[f.ID].by; r.told(d, f) || seen[f.ID] || has != nil && has != d {
+			if has := r.madeBy.all[f.ID].by; r.told(d, f) || seen[f.ID] || has != nil && has != d {
 				continue
 			}
 			seen[f.ID] = true
 			out = append(out, f)
 		}
 	}
-	maps.DeleteFunc(r.madeBy, func(id ids.SandboxID, m made) bool { return !seen[id] && m.making == 0 && m.at <= began })
+	r.madeBy.dropIf(func(id ids.SandboxID, m made) bool { return !seen[id] && m.making == 0 && m.at <= began })
 	r.listed = true
 	return out
 }

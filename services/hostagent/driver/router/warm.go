@@ -17,12 +17,12 @@ func (r *Driver) Prepare(ctx context.Context, w driver.WarmSpec) (driver.Sandbox
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "this host has no warm sandboxes of tier %.32q", w.Tier)
 	}
 	r.mu.Lock()
-	if have := r.madeBy[w.ID]; have.by != nil && (have.session != "" || have.by != r.of(w.Tier)) {
+	if have := r.madeBy.all[w.ID]; have.by != nil && (have.session != "" || have.by != r.of(w.Tier)) {
 		r.mu.Unlock()
 		return driver.Sandbox{}, errs.E(op, errkind.Conflict, string(w.ID), "the name was used before")
 	}
 	r.notes++
-	r.madeBy[w.ID] = made{by: r.of(w.Tier), making: r.madeBy[w.ID].making + 1, at: r.notes}
+	r.madeBy.set(w.ID, made{by: r.of(w.Tier), making: r.madeBy.all[w.ID].making + 1, at: r.notes})
 	r.mu.Unlock()
 	defer r.made(w.ID)
 	return p.Prepare(ctx, w)
@@ -58,6 +58,6 @@ func (r *Driver) Claim(ctx context.Context, warm ids.SandboxID, spec driver.Spec
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.notes++
-	r.madeBy[warm] = made{by: d, session: spec.Session, at: r.notes}
+	r.madeBy.set(warm, made{by: d, session: spec.Session, at: r.notes})
 	return sb, nil
 }
