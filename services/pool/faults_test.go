@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/pool/internal/core"
@@ -85,5 +87,23 @@ func TestFiguresThatChangeAreNoNews(t *testing.T) {
 	}
 	if n := len(e.news(core.Plan{Unhealthy: "there is no host"}, now.Add(2*time.Hour))) + len(e.news(core.Plan{}, now.Add(2*time.Hour))); n != 2 {
 		t.Errorf("another reason and the end of it: %d events", n)
+	}
+}
+
+// A reservation that is given back before any host was asked is another's at once, not after its time.
+func TestAReservationThatIsGivenBackIsFree(t *testing.T) {
+	w := newWorld(t, "h1")
+	w.start()
+	must(t, w.apply("pools:\n  - template: default\n    minimum: 1\n    ceiling: 1\n    share: 1\n"))
+	w.until("one waits", func() bool { return w.show("default").GetWarm() == 1 })
+	for n := range 3 {
+		r, err := w.reserve("acme")
+		must(t, err)
+		if r.GetVerdict() != poolv1.Verdict_VERDICT_RESERVED {
+			t.Fatalf("reservation %d: %v", n, r)
+		}
+		_, err = bus.Invoke[*poolv1.SettleReply](bustest.Context(t), w.sched, "pool", "settle", &poolv1.SettleRequest{Reservation: r.GetReservation(),
+			Tenant: "acme", Session: "s1", Template: "default", Tier: corev1.Tier_TIER_NULL, Failed: true})
+		must(t, err)
 	}
 }

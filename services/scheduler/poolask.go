@@ -55,7 +55,7 @@ func (p *pools) call(ctx context.Context, req *poolv1.ReserveRequest, answer cha
 	select {
 	case answer <- r:
 	case <-gone:
-		p.release(r.GetReservation(), req.GetTenant(), req.GetSession())
+		p.release(r.GetReservation(), req)
 	}
 }
 

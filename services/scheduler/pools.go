@@ -86,7 +86,8 @@ func (p *pools) reserve(ctx context.Context, w wanted, c []core.Candidate) ([]co
 		return c, kept
 	}
 	start := time.Now()
-	r := p.ask(ctx, p.request(w, terms, hosts), start.Add(p.most(w)))
+	req := p.request(w, terms, hosts)
+	r := p.ask(ctx, req, start.Add(p.most(w)))
 	p.l.m.reserved(ctx, time.Since(start), r.GetVerdict())
 	p.l.driver.reserved(w.session.Key, start)
 	switch r.GetVerdict() {
@@ -95,7 +96,7 @@ func (p *pools) reserve(ctx context.Context, w wanted, c []core.Candidate) ([]co
 		if err != nil || !slices.Contains(hosts, h) {
 			return c, kept
 		}
-		return core.Reserved(c, h, r.GetReservation()), func(out core.Outcome, err error) { p.unused(r, w, out, err) }
+		return core.Reserved(c, h, r.GetReservation()), func(out core.Outcome, err error) { p.unused(r, req, out, err) }
 	case poolv1.Verdict_VERDICT_OVER_SHARE:
 		return core.Cold(c), kept
 	case poolv1.Verdict_VERDICT_NO_POOL:
@@ -161,17 +162,18 @@ func (p *pools) most(w wanted) time.Duration {
 
 // unused gives a reservation back that was not committed with a placement. Of
 // an entry whose outcome is not known it keeps silent: it may have been.
-func (p *pools) unused(r *poolv1.ReserveReply, w wanted, out core.Outcome, err error) {
+func (p *pools) unused(r *poolv1.ReserveReply, req *poolv1.ReserveRequest, out core.Outcome, err error) {
 	if err != nil || out.Session != nil && out.Session.Wake != nil && out.Session.Wake.Reservation == r.GetReservation() {
 		return
 	}
-	p.release(r.GetReservation(), w.session.Tenant.String(), w.session.Key.String())
+	p.release(r.GetReservation(), req)
 }
 
 // release gives a reservation back: no wake uses it.
-func (p *pools) release(reservation, tenant, session string) {
+func (p *pools) release(reservation string, req *poolv1.ReserveRequest) {
 	if reservation != "" {
-		p.tell(&poolv1.SettleRequest{Reservation: reservation, Tenant: tenant, Session: session, Failed: true})
+		p.tell(&poolv1.SettleRequest{Reservation: reservation, Tenant: req.GetTenant(), Session: req.GetSession(),
+			Template: req.GetTemplate(), Tier: req.GetTier(), Failed: true})
 	}
 }
 

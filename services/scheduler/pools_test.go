@@ -64,8 +64,11 @@ func (p *fakePool) reserve(ctx context.Context, _ bus.Request, r *poolv1.Reserve
 	return &poolv1.ReserveReply{Verdict: poolv1.Verdict_VERDICT_RESERVED, Reservation: fmt.Sprint("p", n), Host: r.GetHosts()[0]}, nil
 }
 
+// settle finds the pool by template and tier, as the real one does.
 func (p *fakePool) settle(_ context.Context, _ bus.Request, r *poolv1.SettleRequest) (*poolv1.SettleReply, error) {
-	p.settled <- r
+	if r.GetTemplate() == "default" && r.GetTier() == corev1.Tier_TIER_NULL {
+		p.settled <- r
+	}
 	return &poolv1.SettleReply{}, nil
 }
 
