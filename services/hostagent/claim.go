@@ -44,7 +44,9 @@ func (k *warmKeeper) take(kind shelf.Kind, image string, spec driver.Spec) (*war
 // if it is not gone yet.
 func (k *warmKeeper) putBack(w *warm) *warm {
 	k.mu.Lock()
-	k.shelf.PutBack(w.name)
+	if k.shelf.PutBack(w.name) {
+		k.letGo(w)
+	}
 	state := k.shelf.Is(w.name)
 	switch state {
 	case shelf.Claiming, shelf.Claimed:

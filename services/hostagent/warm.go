@@ -142,10 +142,12 @@ func (k *warmKeeper) mind(w *warm) {
 	}
 }
 
-// lost removes a sandbox that ended while it waited. One that a wake has is that wake's to notice.
+// lost removes a sandbox that ended while it waited. One that a wake has is that wake's to notice, which
+// does not put it back.
 func (k *warmKeeper) lost(id ids.SandboxID, why string) {
 	k.mu.Lock()
-	ready := k.shelf.Is(id) == shelf.Ready && k.closed == "" // else it stays for the next process
+	is := k.shelf.Is(id)
+	ready := (is == shelf.Ready || is == shelf.Taken) && k.closed == "" // else it stays for the next process
 	k.mu.Unlock()
 	if ready {
 		k.h.log.Warn("a warm sandbox ended", "sandbox", id, "reason", why)
@@ -187,10 +189,10 @@ func (k *warmKeeper) letGo(w *warm) {
 	}
 }
 
-// retireAll retires everything that no wake has, and waits until it is gone, or ctx.
+// retireAll retires everything, and waits until what no wake has is gone, or ctx.
 func (k *warmKeeper) retireAll(ctx context.Context) error {
 	k.mu.Lock()
-	names := k.shelf.Names(shelf.Preparing, shelf.Ready, shelf.Retiring)
+	names := k.shelf.Names(shelf.Preparing, shelf.Ready, shelf.Taken, shelf.Retiring)
 	k.mu.Unlock()
 	going, _ := k.retire(names)
 	return awaitGone(ctx, going)
@@ -241,7 +243,7 @@ func (k *warmKeeper) remove(w *warm) {
 func (k *warmKeeper) drain() {
 	k.mu.Lock()
 	k.drained = time.Now()
-	names := k.shelf.Names(shelf.Preparing, shelf.Ready)
+	names := k.shelf.Names(shelf.Preparing, shelf.Ready, shelf.Taken)
 	k.mu.Unlock()
 	k.retire(names)
 }

@@ -57,6 +57,8 @@ type Item struct {
 	Stale string
 
 	order uint64
+	// recalled: it was retired while a wake has it, and is not put back.
+	recalled bool
 }
 
 // Use is what became of the demand for one kind.
@@ -262,13 +264,20 @@ func (s *Shelf) Take(k Kind, imageDigest string, fits func(ids.SandboxID) string
 	return "", why
 }
 
-// PutBack ends a Take whose claim has not begun.
-func (s *Shelf) PutBack(name ids.SandboxID) {
-	if it := s.items[name]; it != nil && it.State == Taken {
-		s.move(it, Ready)
-		k := s.kind(it.Kind)
-		k.line = append([]*Item{it}, slices.DeleteFunc(k.line, func(o *Item) bool { return o == it })...)
+// PutBack ends a Take whose claim has not begun. remove as of Retire: it was retired meanwhile.
+func (s *Shelf) PutBack(name ids.SandboxID) (remove bool) {
+	it := s.items[name]
+	switch {
+	case it == nil || it.State != Taken:
+		return false
+	case it.recalled:
+		s.move(it, Retiring)
+		return true
 	}
+	s.move(it, Ready)
+	k := s.kind(it.Kind)
+	k.line = append([]*Item{it}, slices.DeleteFunc(k.line, func(o *Item) bool { return o == it })...)
+	return false
 }
 
 // Claim begins the claim of one that was taken: it is the wake's for good. False if it is not there.
@@ -327,7 +336,8 @@ func (s *Shelf) Missed(k Kind) {
 }
 
 // Retire takes a sandbox off the shelf for good. remove says that whoever asks has to remove it and then
-// call Gone; claimed that it is or was a session's, or is about to be.
+// call Gone; claimed that it is or was a session's, or is about to be. If it does not come to that, PutBack
+// has it removed.
 func (s *Shelf) Retire(name ids.SandboxID, now time.Time) (remove, claimed bool) {
 	it := s.items[name]
 	if it == nil {
@@ -339,6 +349,7 @@ func (s *Shelf) Retire(name ids.SandboxID, now time.Time) (remove, claimed bool)
 	}
 	switch it.State {
 	case Taken, Claiming, Claimed:
+		it.recalled = true
 		return false, true
 	case Retiring:
 		return false, false

@@ -211,3 +211,31 @@ func TestRefusalsHaveAKindOfTheContract(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsRetiredWhileAWakeHasItIsNotPutBack: nobody else gets it, and it is removed once that wake does
+// without it.
+func TestWhatIsRetiredWhileAWakeHasItIsNotPutBack(t *testing.T) {
+	s, k, now := New(), Kind{"t", "null"}, time.Unix(0, 0)
+	fits := func(ids.SandboxID) string { return "" }
+	for _, name := range []ids.SandboxID{"w1", "w2"} {
+		if begun, err := s.Begin(Item{Name: name, Kind: k, Memory: 5}, 9, now); !begun || err != nil {
+			t.Fatal(begun, err)
+		}
+		s.Made(name, "", now)
+		if got, _ := s.Take(k, "", fits); got != name {
+			t.Fatalf("got %s", got)
+		}
+	}
+	if remove, claimed := s.Retire("w1", now); remove || !claimed {
+		t.Errorf("%v %v", remove, claimed)
+	}
+	if !s.PutBack("w1") || s.PutBack("w1") || s.PutBack("w2") || s.Is("w1") != Retiring || s.Is("w2") != Ready || s.Memory() != 10 {
+		t.Errorf("%s, %s, %d", s.Is("w1"), s.Is("w2"), s.Memory())
+	}
+	if got, _ := s.Take(k, "", fits); got != "w2" || s.Count(k) != 2 {
+		t.Errorf("got %s, %d are counted", got, s.Count(k))
+	}
+	if s.Gone("w1", now); s.Has("w1") || s.Count(k) != 1 {
+		t.Error("it is still there")
+	}
+}
