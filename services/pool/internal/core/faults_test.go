@@ -73,3 +73,38 @@ func TestFaultAnUnhealthyPoolIsNewsEverySecond(t *testing.T) {
 		t.Errorf("%v", told)
 	}
 }
+
+// TestFaultALoweredCeilingIsFilledUpToTheOldOne: nothing is prepared by what an earlier ceiling allowed,
+// neither by a plan that is made after it was lowered nor by one that was made before.
+func TestFaultALoweredCeilingIsFilledUpToTheOldOne(t *testing.T) {
+	w := newWorld(Spec{Template: "py", Tier: gvisor, Minimum: 10, Ceiling: 10, InFlight: 4, MaxAge: time.Hour, Share: 1}, 2)
+	w.quiet(30)
+	l, h2 := w.leaders[0], w.host("h2")
+	w.hosts[0].silent = true
+	for range 5 {
+		w.claim("h2")
+	}
+	w.ask(l)
+	before := l.Plan(w.now)
+	w.spec.Minimum, w.spec.Ceiling = 4, 4
+	l.Declare(w.spec, w.tpl)
+	for _, s := range before.Steps {
+		if s.Kind == PrepareOne && l.Begin(s, "wlate", w.now) {
+			t.Fatalf("%s, with five on another host and a ceiling of 4", s)
+		}
+	}
+	for range 60 {
+		w.quiet(1)
+		if len(h2.there) > 0 {
+			t.Fatalf("%d were prepared beside the five of a host that is silent, with a ceiling of 4", len(h2.there))
+		}
+	}
+	if why := l.Plan(w.now).Unhealthy; why != "5 may exist on hosts that do not answer, and the ceiling leaves no room beside them" {
+		t.Errorf("unhealthy: %q", why)
+	}
+	w.hosts[0].silent = false
+	w.quiet(600)
+	if w.ready() != 4 || w.told() > 4 {
+		t.Errorf("%d wait, and hosts may have %d", w.ready(), w.told())
+	}
+}

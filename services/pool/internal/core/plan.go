@@ -50,6 +50,7 @@ func (p *Pool) Plan(now time.Time) Plan {
 	for _, m := range p.ordered() {
 		d.hosts = append(d.hosts, d.look(m))
 	}
+	d.shrink()
 	d.retireUseless()
 	d.fill()
 	d.retireOld()
@@ -398,14 +399,18 @@ func (d *draft) retireSome(n int, of func(*place) []*Sandbox, why func(*place, *
 	}
 }
 
-// settleCaps gives up what nobody may have any more, and what a lower ceiling does not allow.
-func (d *draft) settleCaps() {
+// shrink gives up what a lower ceiling does not allow, before anything is placed by what was allowed.
+func (d *draft) shrink() {
 	for _, h := range d.hosts {
 		for d.room < 0 && h.slack() > 0 {
 			h.cap--
 			d.room++
 		}
 	}
+}
+
+// settleCaps notes what each host may have; of what nobody may have any more nothing is left.
+func (d *draft) settleCaps() {
 	d.plan.Caps = Caps{}
 	for _, h := range d.hosts {
 		if h.cap > 0 {

@@ -142,11 +142,20 @@ func (p *Pool) Begin(s Step, id ids.SandboxID, now time.Time) bool {
 	if m == nil || p.removed || s.Kind != PrepareOne || m.all() >= min(s.Cap, p.caps[s.Host]) || p.cannot(m, now) != "" {
 		return false
 	}
-	if m.sent[id] != nil || m.seen[id] != nil || m.underWay() >= p.spec.InFlight {
+	if m.sent[id] != nil || m.seen[id] != nil || m.underWay() >= p.spec.InFlight || p.full(now) {
 		return false
 	}
 	m.sent[id] = &sent{began: now, until: now.Add(PrepareLimit + ClockMargin)}
 	return true
+}
+
+// full reports whether one more might exceed the ceiling, which may be lower than when it was planned.
+func (p *Pool) full(now time.Time) bool {
+	n := 0
+	for _, m := range p.members {
+		n += p.floor(m, now)
+	}
+	return n >= p.spec.Ceiling
 }
 
 // End tells what came of it.

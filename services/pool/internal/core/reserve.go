@@ -148,11 +148,12 @@ func (p *Pool) dispatch(now time.Time) {
 	for _, n := range free {
 		total += n
 	}
+	goal := p.goal(now).N
 	for served := true; served && len(d.turn) > 0; {
 		served = false
 		for _, name := range slices.Clone(d.turn) {
 			t := d.tenants[name]
-			if !d.mayTake(name, p.spec, total, now) {
+			if !d.mayTake(name, p.spec, total, goal, now) {
 				for _, w := range slices.Clone(t.queue) {
 					d.done = append(d.done, d.decide(w, OverShare, "", now))
 				}

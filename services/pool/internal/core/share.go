@@ -39,11 +39,12 @@ func (t *tenant) recent(now time.Time) (n int) {
 	return n
 }
 
-// mayTake reports whether a tenant may have one more of those that are free in all, or wait for one. Shares are in force
-// while another tenant waits, holds a reservation or has claimed within ShareTime: then one has at most
-// its share of the ceiling reserved or claimed within ShareTime. Otherwise, while another has asked within
-// SeenTime, the last tenth of the ceiling (rounded down) is left for it. A share of 1 is no limit.
-func (d *desk) mayTake(name string, s Spec, free int, now time.Time) bool {
+// mayTake reports whether a tenant may have one more of those that are free in all, or wait for one. Shares
+// are in force while another tenant waits, holds a reservation or has claimed within ShareTime. Then one has
+// its share of the ceiling within ShareTime, reserved or claimed; and beyond that what is free above the
+// part of the goal that is the others', as fast as it is filled again. Otherwise, while another has asked
+// within SeenTime, the last tenth of the ceiling (rounded down) is left for it. A share of 1 is no limit.
+func (d *desk) mayTake(name string, s Spec, free, goal int, now time.Time) bool {
 	if s.Share >= 1 {
 		return true
 	}
@@ -61,7 +62,8 @@ func (d *desk) mayTake(name string, s Spec, free int, now time.Time) bool {
 	t := d.tenant(name)
 	switch {
 	case contended:
-		return t.reserved+t.recent(now) < max(1, int(math.Ceil(s.Share*float64(s.Ceiling)-1e-9)))
+		theirs := int(math.Ceil((1-s.Share)*float64(goal) - 1e-9))
+		return t.reserved+t.recent(now) < max(1, int(math.Ceil(s.Share*float64(s.Ceiling)-1e-9))) || free > max(1, theirs)
 	case others:
 		return free > s.Ceiling/10 || free == 0
 	}

@@ -377,8 +377,8 @@ type Spec struct {
 	MaxAge *durationpb.Duration `protobuf:"bytes,7,opt,name=max_age,json=maxAge,proto3" json:"max_age,omitempty"`
 	// How long an open waits for a warm one when none is left, before it starts cold.
 	Wait *durationpb.Duration `protobuf:"bytes,8,opt,name=wait,proto3" json:"wait,omitempty"`
-	// The largest part of the ceiling that one tenant may have reserved or claimed within a minute while
-	// others have a use for it, above 0 to 1.
+	// The part of the ceiling that one tenant may have reserved or claimed within a minute while others
+	// have a use for it, above 0 to 1; beyond that it gets only what is free above the others' part.
 	Share float64 `protobuf:"fixed64,9,opt,name=share,proto3" json:"share,omitempty"`
 	// Zones that get the same number each, as far as there are hosts; empty: the hosts alone count.
 	Zones []string `protobuf:"bytes,10,rep,name=zones,proto3" json:"zones,omitempty"`
