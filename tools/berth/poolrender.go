@@ -14,7 +14,7 @@ func (a *app) renderPools(p poolsOut) {
 	rows := [][]string{{"TEMPLATE", "TIER", "WARM", "GOAL", "CEILING", "PREPARING", "RESERVED", "STALE", "CLAIMS/S", "HITS", "WAIT P99", "MEMORY", "NOTE"}}
 	for _, o := range p.Pools {
 		rows = append(rows, []string{o.Template, o.Tier, num(o.Warm), num(o.Goal), num(o.Ceiling), num(o.Preparing), num(o.Reserved), num(o.Stale),
-			rate(o.ClaimsShort), hitWord(o), msWord(o.WaitP99MS), bytesWord(o.IdleMemoryBytes), plain(o.Unhealthy)})
+			rate(o.ClaimsShort), hitWord(o), waitedWord(o, o.WaitP99MS), bytesWord(o.IdleMemoryBytes), plain(o.Unhealthy)})
 	}
 	table(a.stdout, rows)
 }
@@ -31,6 +31,14 @@ func hitWord(o poolOut) string {
 	return fmt.Sprintf("%.0f%% of %d", float64(o.Hits)/float64(o.Wakes)*100, o.Wakes)
 }
 
+// waitedWord is how long reservations waited, once there were any.
+func waitedWord(o poolOut, ms float64) string {
+	if o.Wakes == 0 {
+		return "-"
+	}
+	return msWord(ms)
+}
+
 func (a *app) renderPool(o poolOut) {
 	ratio, zones := "", strings.Join(o.Zones, ", ")
 	if o.Ratio > 0 {
@@ -43,8 +51,8 @@ func (a *app) renderPool(o poolOut) {
 		pairs = append(pairs, "schedule", w.String())
 	}
 	pairs = append(pairs, "ceiling", num(o.Ceiling), "in flight", fmt.Sprintf("at most %d on one host", o.InFlight), "share", fmt.Sprintf("at most %g of the ceiling for one tenant", o.Share),
-		"max age", span(o.MaxAgeMS), "wait", "up to "+span(o.WaitMS)+" for one, then cold", "zones", zones, "claims", rate(o.ClaimsShort)+" a second in the last minute, "+rate(o.ClaimsLong)+" in the last 15",
-		"hits", hitWord(o), "waited", "p50 "+msWord(o.WaitP50MS)+", p99 "+msWord(o.WaitP99MS), "memory", bytesWord(o.IdleMemoryBytes)+" of what waits")
+		"max age", span(o.MaxAgeMS), "wait", orCold(o), "zones", zones, "claims", rate(o.ClaimsShort)+" a second in the last minute, "+rate(o.ClaimsLong)+" in the last 15",
+		"hits", hitWord(o), "waited", "p50 "+waitedWord(o, o.WaitP50MS)+", p99 "+waitedWord(o, o.WaitP99MS), "memory", bytesWord(o.IdleMemoryBytes)+" may be used by what is there")
 	a.fields(pairs...)
 	if len(o.Hosts) > 0 {
 		rows := [][]string{{"HOST", "ZONE", "WARM", "PREPARING", "STALE", "CAP", "NOTE"}}
@@ -55,6 +63,14 @@ func (a *app) renderPool(o poolOut) {
 		table(a.stdout, rows)
 	}
 	a.renderSteps("what follows:", o.Plan)
+}
+
+// orCold is what an open does that finds none.
+func orCold(o poolOut) string {
+	if o.WaitMS == 0 {
+		return "none: cold at once"
+	}
+	return "up to " + span(o.WaitMS) + " for one, then cold"
 }
 
 func (a *app) renderSteps(title string, steps []string) {
@@ -68,13 +84,21 @@ func (a *app) renderSteps(title string, steps []string) {
 }
 
 func (a *app) renderApplied(p poolsOut, dry bool) {
+	if len(p.Pools) == 0 {
+		fmt.Fprintln(a.stdout, "the file names no pools; those that are declared stay as they are")
+		return
+	}
 	a.renderPools(p)
 	for _, o := range p.Pools {
 		what := "what follows for " + o.Template + ":"
 		if dry {
 			what = "what would follow for " + o.Template + ":"
 		}
-		a.renderSteps(what, o.Plan)
+		steps := o.Plan
+		if len(steps) == 0 && len(o.Hosts) == 0 {
+			steps = []string{"not known yet: no host has said what it has; ask again in some seconds"}
+		}
+		a.renderSteps(what, steps)
 	}
 	if dry {
 		fmt.Fprintln(a.stdout, "\nnothing was changed")
