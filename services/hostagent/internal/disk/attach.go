@@ -160,6 +160,9 @@ func (s *Store) attachTable(old, next Record, exists, created bool) steps.Table 
 		Undo: func(context.Context) error { return s.unmount(k) },
 	}
 	t := s.recordTable(old, next, exists)
+	if exists && next.Size > old.Size { // a record never says less than the image has: a raw one is cut off there
+		return append(t, []steps.Step{mount})
+	}
 	// The mount writes nothing of the session's: whichever record a crash leaves is true of the image. Only
 	// an image without any must not be mounted: it would be replaced.
 	last := len(t) - 1
@@ -173,7 +176,13 @@ func (s *Store) recordTable(old, next Record, exists bool) steps.Table {
 	k := next.Key()
 	record := steps.Step{Name: "disk.record", Do: func(context.Context) error { return s.save(next) }}
 	if exists {
-		record.Undo = func(context.Context) error { return s.save(old) }
+		record.Undo = func(context.Context) error {
+			back := old
+			if st, err := os.Stat(s.image(k)); err == nil && uint64(st.Size()) > old.Size {
+				back.Size = next.Size // it has grown already
+			}
+			return s.save(back)
+		}
 		return steps.Table{{record}}
 	}
 	claim := steps.Step{
