@@ -107,3 +107,29 @@ func TestAReservationThatIsGivenBackIsFree(t *testing.T) {
 		must(t, err)
 	}
 }
+
+// What an earlier declaration had prepared, or still prepares, counts when the pool is declared again.
+func TestAPoolThatIsDeclaredAgainNeverExceedsItsCeiling(t *testing.T) {
+	w := newWorld(t, "h1", "h2", "h3")
+	for _, h := range w.hosts {
+		h.set(func(h *fakeHost) { h.slow = 100 * time.Millisecond })
+	}
+	file := strings.Replace(six, "ceiling: 8", "ceiling: 6", 1)
+	now := w.start()
+	for n := range 10 {
+		must(t, w.apply(file))
+		time.Sleep(time.Duration(n) * 20 * time.Millisecond) // any moment will do
+		_, err := bus.Invoke[*poolv1.RemoveReply](bustest.Context(t), w.op, "pool", "remove", &poolv1.RemoveRequest{Template: "default"})
+		must(t, err)
+		if n%3 == 0 {
+			now.stop()
+			now = w.start()
+		}
+		time.Sleep(time.Duration(n%4) * 50 * time.Millisecond)
+	}
+	must(t, w.apply(file))
+	w.until("six wait", func() bool { return w.ready() == 6 })
+	if most := w.most("default"); most > 6 {
+		t.Errorf("%d existed at once, above the ceiling of 6", most)
+	}
+}
