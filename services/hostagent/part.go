@@ -52,9 +52,9 @@ func keeps(o *schedulerv1.OwnedSession, p core.Phase) bool {
 	return false
 }
 
-// unwritten reports whether a session was told to be awake whose record says that it wakes, with nobody
+// torn reports whether a session was told to be awake whose record says that it wakes, with nobody
 // at it: the process before died between its answer and the record. takeOver finds out what is there.
-func unwritten(o *schedulerv1.OwnedSession, p core.Phase) bool {
+func torn(o *schedulerv1.OwnedSession, p core.Phase) bool {
 	return p == core.Waking && (o.GetState() == corev1.State_STATE_ACTIVE || o.GetState() == corev1.State_STATE_SLEEPING)
 }
 
@@ -130,7 +130,7 @@ func (s *session) part(ctx context.Context, own ownership) error {
 		o := own.of(s.key, s.st)
 		op := s.op
 		switch {
-		case op != nil && o != nil, op == nil && (s.st.Phase == core.Absent || s.st.Phase == "" || keeps(o, s.st.Phase) || unwritten(o, s.st.Phase)):
+		case op != nil && o != nil, op == nil && (s.st.Phase == core.Absent || s.st.Phase == "" || keeps(o, s.st.Phase) || torn(o, s.st.Phase)):
 			s.mu.Unlock()
 			return nil
 		case op != nil && (op.op == core.OpWake || op.op == core.OpSleep):

@@ -382,7 +382,7 @@ func (s *session) learn(o *schedulerv1.OwnedSession) {
 func (s *session) miss(o *schedulerv1.OwnedSession, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if lost := s.st.Phase == core.Awake; lost || unwritten(o, s.st.Phase) {
+	if lost := s.st.Phase == core.Awake; lost || torn(o, s.st.Phase) {
 		var ev core.Event = core.Lost{Epoch: s.st.Epoch, Reason: reason}
 		if !lost {
 			ev = core.Disown{Why: reason}
