@@ -320,6 +320,9 @@ func (h *host) finish(svc *bus.Service) error {
 	defer stop()
 	h.keeper.shut("this host ends")
 	err := svc.Stop(ctx)
+	if rerr := h.keeper.retireAll(ctx); rerr != nil { // the next process finds what is left
+		h.log.Warn("warm sandboxes are left", "error", rerr)
+	}
 	h.box.Close()
 	done := make(chan struct{})
 	go func() { h.ops.Wait(); close(done) }()
