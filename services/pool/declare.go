@@ -59,7 +59,8 @@ func (l *leader) fits(e *entry, s *poolv1.Spec) error {
 	defer e.mu.Unlock()
 	was, is := tierWord(e.tier), tierWord(s.GetTier())
 	if e.removed {
-		return errs.E("", errkind.Conflict, "", fmt.Sprintf("the pool of template %q in tier %s was removed and is being emptied; declare the one in tier %s when it is gone", e.name, was, is))
+		// It passes by itself.
+		return errs.E("", errkind.Busy, "", fmt.Sprintf("the pool of template %q in tier %s was removed and is being emptied; declare the one in tier %s when it is gone", e.name, was, is))
 	}
 	return errs.E("", errkind.Conflict, "", fmt.Sprintf("the pool of template %q is in tier %s; remove it before you declare one in tier %s", e.name, was, is))
 }

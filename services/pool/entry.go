@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -79,6 +80,9 @@ func (l *leader) open(ctx context.Context, spec *poolv1.Spec, removed bool) (*en
 		return nil, err
 	}
 	demand, demandRev, err := l.store.open(ctx, demandKey+name, nil)
+	if errors.Is(err, errDamaged) { // it is learned again
+		demand, err = value{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -48,16 +48,27 @@ func TestOneBadRecordKeepsNoOtherPoolAway(t *testing.T) {
 	bucket, err := conn.OpenBucket(t.Context(), bucketName)
 	must(t, err)
 	bad := `{"template":"other","ceiling":3,"share":0.5,"maxAge":"60s","schedule":[{"from":1,"to":2,"timeZone":"Mars/Olympus"}]}`
-	raw, err := json.Marshal(value{Term: 1, Pools: []record{{Spec: json.RawMessage(bad)}, {Spec: json.RawMessage(`{"template":3}`)}}})
+	raw, err := json.Marshal(value{Term: 1, Pools: []record{{Spec: json.RawMessage(bad)}, {Spec: json.RawMessage(`{"template":3}`)},
+		{Spec: json.RawMessage(`{"template":"other","ceiling":3,"share":0.5,"maxAge":"60s"}`)}}})
 	must(t, err)
 	_, err = bucket.Create(t.Context(), specsKey, raw)
 	must(t, err)
+	for _, key := range []string{demandKey + "default", capsKey + "other"} {
+		_, err = bucket.Create(t.Context(), key, []byte("{half"))
+		must(t, err)
+	}
 	i := w.start()
 	must(t, w.apply(six))
 	w.until("six wait", func() bool { return w.ready() == 6 })
+	if err := w.apply(strings.Replace(six, "default", "other", 1)); !errs.Is(err, errkind.Unavailable) || !strings.Contains(err.Error(), "the key is damaged") {
+		t.Errorf("a pool of which nobody knows what hosts may have is declared: %v", err)
+	}
 	i.stop()
 	left, _, err := bucket.Get(t.Context(), specsKey)
 	must(t, err)
+	if learned, _, err := bucket.Get(t.Context(), demandKey+"default"); err != nil || !json.Valid(learned) {
+		t.Errorf("the demand is not kept again: %s %v", learned, err)
+	}
 	if !strings.Contains(string(left), "Mars/Olympus") {
 		t.Errorf("what could not be read was dropped: %s", left)
 	}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -18,6 +19,7 @@ const (
 	firstTime  = time.Second     // for hosts to say what waits on them, before requests are served
 	demandTime = 2 * time.Minute // between two writes of the demand
 	againTime  = 200 * time.Millisecond
+	againMost  = 2 * time.Second
 )
 
 // signal has one loop look again; any number of them before it does are one.
@@ -111,13 +113,13 @@ func (l *leader) run(ctx context.Context) error {
 // load makes what is stored this term's, and the pools of it. While the store cannot be written it
 // tries on.
 func (l *leader) load(ctx context.Context) error {
-	for {
+	for wait := againTime; ; wait = min(2*wait, againMost) {
 		err := l.loadOnce(ctx)
 		if err == nil || errs.Is(err, errkind.NotLeader) || ctx.Err() != nil {
 			return err
 		}
 		l.log.Warn("cannot take over the pools", "error", err)
-		if !sleep(ctx, againTime) {
+		if !sleep(ctx, wait) {
 			return nil
 		}
 	}
@@ -143,6 +145,11 @@ func (l *leader) loadOnce(ctx context.Context) error {
 			continue // loaded before the store was away
 		}
 		e, err := l.open(ctx, spec, r.Removed)
+		if errors.Is(err, errDamaged) { // nobody knows what hosts may have of it
+			l.log.Error("what hosts may have of a pool cannot be read; it is left alone", "template", spec.GetTemplate(), "error", err)
+			l.unread = append(l.unread, r)
+			continue
+		}
 		if err != nil {
 			return err
 		}

@@ -109,7 +109,7 @@ func (e *entry) prepare(ctx context.Context, h *host, req *hostv1.PrepareRequest
 	for first := true; ; first = false {
 		one, done := context.WithTimeout(ctx, answerWithin)
 		reply, err := callHost[*hostv1.PrepareReply](one, e.l, h.id, "prepare", req)
-		late := one.Err() != nil
+		late := one.Err() != nil || errs.Is(err, errkind.Deadline) // which may come a moment before
 		done()
 		switch {
 		case err == nil:

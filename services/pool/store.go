@@ -3,6 +3,8 @@ package pool
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -58,7 +60,7 @@ func (s store) open(ctx context.Context, key string, empty *value) (v value, rev
 		case errs.Is(err, errkind.NotFound):
 			v, rev = *empty, 0
 		case err != nil:
-			return v, 0, err
+			return v, rev, err // of a damaged one the revision is known, to write over it
 		case v.Term > s.term:
 			return v, 0, errDeposed
 		}
@@ -101,11 +103,17 @@ func (s store) get(ctx context.Context, key string) (v value, rev uint64, err er
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	raw, rev, err := s.kv.Get(ctx, key)
-	if err == nil {
-		err = errs.Wrap("read "+key, "", json.Unmarshal(raw, &v))
+	if err != nil {
+		return v, rev, err
 	}
-	return v, rev, err
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return v, rev, errs.E("read "+key, errkind.DataLoss, "", fmt.Errorf("%w: %w", errDamaged, err))
+	}
+	return v, rev, nil
 }
+
+// errDamaged says that a key holds what no leader wrote.
+var errDamaged = errors.New("the key is damaged")
 
 func (s store) write(ctx context.Context, key string, v value, rev uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
