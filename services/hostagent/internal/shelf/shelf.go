@@ -339,6 +339,7 @@ func (s *Shelf) Missed(k Kind) {
 // call Gone; claimed that it is or was a session's, or is about to be. If it does not come to that, PutBack
 // has it removed.
 func (s *Shelf) Retire(name ids.SandboxID, now time.Time) (remove, claimed bool) {
+	s.forget(now)
 	it := s.items[name]
 	if it == nil {
 		e, ok := s.spent[name]
