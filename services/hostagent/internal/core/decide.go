@@ -89,6 +89,9 @@ func wake(s State, ev Wake) (State, []Command, error) {
 		if s.Running {
 			return s, []Command{Retry{}}, nil
 		}
+		if ev.Generation == s.Generation && s.Epoch.IsZero() && s.Spent {
+			return s, nil, refuse(errkind.Superseded, "generation %s was deleted before this host heard of it", ev.Generation)
+		}
 		next := State{Phase: Waking, Generation: ev.Generation, Epoch: ev.Epoch, Running: true}
 		return next, []Command{Start{OpWake}}, nil
 	case Waking:
