@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,8 +31,28 @@ var known = []tier{
 
 const resumeMost = 1.3
 
+// terms let twenty of each template wait on a machine of 16 GiB.
+const terms = `host: {capacity: {cpu_millis: 16000}}
+lifecycle:
+  policy:
+    templates:
+      default: {image: default, tier: gvisor, limits: {cpu_millis: 1000, memory_bytes: 536870912, pids: 512, disk_bytes: 1073741824}}
+      container: {image: default, tier: container, limits: {cpu_millis: 1000, memory_bytes: 536870912, pids: 512, disk_bytes: 1073741824}}
+      microvm: {image: default, tier: microvm, limits: {cpu_millis: 1000, memory_bytes: 536870912, pids: 512, disk_bytes: 1073741824}}
+      wasm: {image: default, tier: wasm, limits: {cpu_millis: 1000, memory_bytes: 536870912, pids: 64, disk_bytes: 268435456}}
+`
+
 func (b *bench) tiers(ctx context.Context, names []string) error {
-	up, err := b.up(ctx)
+	dir, err := os.MkdirTemp("", "berth-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	config := filepath.Join(dir, "berth.yaml")
+	if err := os.WriteFile(config, []byte(terms), 0o600); err != nil {
+		return err
+	}
+	up, err := b.up(ctx, "--config", config)
 	if err != nil {
 		return err
 	}
@@ -93,7 +115,7 @@ func (b *bench) tier(ctx context.Context, up *installation, plain *peer.Peer, t 
 		return err
 	}
 	note("%s: with an empty pool", t.name)
-	if err := up.ApplyPools(ctx, fmt.Sprintf("pools:\n  - {template: %s, minimum: 0, ceiling: 1, share: 1}\n", t.template)); err != nil {
+	if err := up.RemovePool(ctx, t.template); err != nil {
 		return err
 	}
 	again, err := b.coldOpens(ctx, up, t, t.rounds)

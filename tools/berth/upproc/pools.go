@@ -3,6 +3,7 @@ package upproc
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,16 +21,30 @@ func (p *Process) ApplyPools(ctx context.Context, file string) error {
 	return op.Call(ctx, "pool", "apply", &poolv1.ApplyRequest{File: []byte(file)}, &poolv1.ApplyReply{})
 }
 
-// Pools says how the pools stand.
-func (p *Process) Pools(ctx context.Context) ([]*poolv1.Status, error) {
+// RemovePool ends a pool and waits until nothing of it is left.
+func (p *Process) RemovePool(ctx context.Context, template string) error {
 	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer op.Close()
-	reply := &poolv1.ShowReply{}
-	err = op.Call(ctx, "pool", "show", &poolv1.ShowRequest{}, reply)
-	return reply.GetPools(), err
+	if err := op.Call(ctx, "pool", "remove", &poolv1.RemoveRequest{Template: template}, &poolv1.RemoveReply{}); err != nil {
+		return err
+	}
+	for {
+		reply := &poolv1.ShowReply{}
+		if err := op.Call(ctx, "pool", "show", &poolv1.ShowRequest{}, reply); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(reply.GetPools(), func(s *poolv1.Status) bool { return s.GetSpec().GetTemplate() == template }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // AwaitWarm waits until n sandboxes of a template wait that nobody has claimed or reserved.
