@@ -98,6 +98,7 @@ func TestAPoolIsFilledShownAndEnded(t *testing.T) {
 			t.Errorf("%s has %d of 6", h.name, n)
 		}
 	}
+	w.until("an event tells it", func() bool { return strings.Contains(w.told(), "filled") })
 	_, err := bus.Invoke[*poolv1.RemoveReply](bustest.Context(t), w.op, "pool", "remove", &poolv1.RemoveRequest{Template: "default"})
 	must(t, err)
 	w.until("nothing is left", func() bool { return w.ready() == 0 })
@@ -108,15 +109,16 @@ func TestAPoolIsFilledShownAndEnded(t *testing.T) {
 	if most := w.most("default"); most > 8 {
 		t.Errorf("%d existed at once, above the ceiling", most)
 	}
-	w.until("an event tells it", func() bool { return strings.Contains(w.told(), "filled") })
 }
 
-// told lists the names of the stored events of pools.
+// told lists the names of the stored events of pools so far.
 func (w *world) told() string {
-	var out []string
-	s, err := w.op.JetStream().OrderedConsumer(bustest.Context(w.t), "BERTH_FLEET", jetstream.OrderedConsumerConfig{FilterSubjects: []string{"berth.v1.pool.>"}})
-	must(w.t, err)
-	msgs, err := s.FetchNoWait(100)
+	if w.events == nil {
+		var err error
+		w.events, err = w.op.JetStream().OrderedConsumer(bustest.Context(w.t), "BERTH_FLEET", jetstream.OrderedConsumerConfig{FilterSubjects: []string{"berth.v1.pool.>"}})
+		must(w.t, err)
+	}
+	msgs, err := w.events.FetchNoWait(100)
 	must(w.t, err)
 	for m := range msgs.Messages() {
 		ev := &poolv1.Event{}
@@ -126,9 +128,9 @@ func (w *world) told() string {
 		if p.Event != ev.GetWhat() || string(p.Template) != ev.GetTemplate() || ev.GetReason() == "" {
 			w.t.Errorf("%s says %v", m.Subject(), ev)
 		}
-		out = append(out, ev.GetWhat())
+		w.heard = append(w.heard, ev.GetWhat())
 	}
-	return strings.Join(out, " ")
+	return strings.Join(w.heard, " ")
 }
 
 // A file that is wrong anywhere changes nothing, and its line is named.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -27,6 +28,10 @@ const patience = 30 * time.Second
 // world is a bus with hosts that keep what they were told in memory, a scheduler that lists them, and
 // as many instances of the service as a test starts.
 type world struct {
+	// events of pools, and the names of those that were read.
+	events jetstream.Consumer
+	heard  []string
+
 	t     testing.TB
 	bus   *bus.Embedded
 	op    *bus.Conn
