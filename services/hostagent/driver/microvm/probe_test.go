@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
+	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // TestKVMOnlyAfterARealBoot: what this host really runs machines with is found by booting one, said
@@ -212,27 +212,21 @@ func TestTheNetworkIsAWire(t *testing.T) {
 // listenIn listens inside a network namespace, as whoever serves a sandbox's network does.
 func listenIn(t *testing.T, netns, addr string) net.Listener {
 	t.Helper()
-	type result struct {
-		l   net.Listener
-		err error
-	}
-	out := make(chan result)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		f, err := os.Open(netns)
-		if err == nil {
-			defer f.Close()
-			err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
+	var l net.Listener
+	var err error
+	// On the first thread all of this process would seem to be in there.
+	mounts.Elsewhere(func() {
+		var f *os.File
+		if f, err = os.Open(netns); err != nil {
+			return
 		}
-		var l net.Listener
-		if err == nil {
+		defer f.Close()
+		if err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err == nil {
 			l, err = net.Listen("tcp", addr)
 		}
-		out <- result{l, err}
-	}()
-	r := <-out
-	if r.err != nil {
-		t.Fatal(r.err)
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return r.l
+	return l
 }
