@@ -213,13 +213,19 @@ func (c Capacity) measured(room uint64) Capacity {
 	return c
 }
 
-func memTotal() uint64 {
+func memTotal() uint64 { return memInfo("MemTotal:") }
+
+// memAvailable is what the machine can give without taking it from anybody.
+func memAvailable() uint64 { return memInfo("MemAvailable:") }
+
+// memInfo is a field of /proc/meminfo in bytes, 1 GiB where it is not told.
+func memInfo(field string) uint64 {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return gib
 	}
 	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+		if rest, ok := strings.CutPrefix(line, field); ok {
 			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
 			if err == nil {
 				return kb << 10

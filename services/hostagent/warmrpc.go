@@ -3,9 +3,7 @@ package hostagent
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -107,22 +105,6 @@ func (h *host) spare() error {
 		return errs.E(op, errkind.NoCapacity, "", "this host has little memory left")
 	}
 	return nil
-}
-
-// memAvailable is what the machine can give without taking it from anybody.
-func memAvailable() uint64 {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return gib
-	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
-			if kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64); err == nil {
-				return kb << 10
-			}
-		}
-	}
-	return gib
 }
 
 func (h *host) rpcRetire(ctx context.Context, _ bus.Request, req *hostv1.RetireRequest) (*hostv1.RetireReply, error) {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/services/pool/internal/core"
 )
@@ -57,15 +55,13 @@ func (l *leader) fits(e *entry, s *poolv1.Spec) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	was, is := tierWord(e.tier), tierWord(s.GetTier())
+	was, is := core.TierWord(e.tier), core.TierWord(s.GetTier())
 	if e.removed {
 		// It passes by itself.
 		return errs.E("", errkind.Busy, "", fmt.Sprintf("the pool of template %q in tier %s was removed and is being emptied; declare the one in tier %s when it is gone", e.name, was, is))
 	}
 	return errs.E("", errkind.Conflict, "", fmt.Sprintf("the pool of template %q is in tier %s; remove it before you declare one in tier %s", e.name, was, is))
 }
-
-func tierWord(t corev1.Tier) string { return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_")) }
 
 // declare makes the pool what the spec says.
 func (e *entry) declare(s *poolv1.Spec) error {

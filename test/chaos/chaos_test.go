@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -70,8 +69,8 @@ type run struct {
 
 // TestChaos: zero lost, zero double owners, zero leaks.
 func TestChaos(t *testing.T) {
-	faults := number(t, "BERTH_FAULTS", 4)
-	r := &run{t: t, seed: number(t, "BERTH_SEED", rand.Uint64()), owners: newOwners()}
+	faults := testenv.Number(t, "BERTH_FAULTS", 4)
+	r := &run{t: t, seed: testenv.Number(t, "BERTH_SEED", rand.Uint64()), owners: newOwners()}
 	t.Logf("%d faults; to repeat them: BERTH_SEED=%d BERTH_FAULTS=%d", faults, r.seed, faults)
 	r.history = newHistory(r.owners)
 	r.begin()
@@ -103,19 +102,6 @@ func TestChaos(t *testing.T) {
 	stop()
 	load.Wait()
 	r.finish()
-}
-
-func number(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return n
 }
 
 // begin starts the cluster with a store that the seed chooses, and prepares the workers.

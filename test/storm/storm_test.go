@@ -12,8 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,7 +33,7 @@ const (
 
 // TestNoSandboxIsClaimedTwiceWhateverDies: 50 clients of two tenants, three hosts, random kills.
 func TestNoSandboxIsClaimedTwiceWhateverDies(t *testing.T) {
-	total, seed := number(t, "BERTH_CLAIMS", claims), number(t, "BERTH_SEED", rand.Uint64())
+	total, seed := testenv.Number(t, "BERTH_CLAIMS", claims), testenv.Number(t, "BERTH_SEED", rand.Uint64())
 	t.Logf("%d claims; to repeat the kills: BERTH_SEED=%d", total, seed)
 	e := testenv.Cluster(t, "--hosts", "3", "--schedulers", "3", "--nats", "1", "--driver", "null", "--idle", "1h")
 	ctx := t.Context()
@@ -109,19 +107,6 @@ func again(do func() error) (err error) {
 		}
 	}
 	return err
-}
-
-func number(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return n
 }
 
 // killer kills a member every few seconds; each is started again by its supervisor.

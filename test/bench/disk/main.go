@@ -35,17 +35,8 @@ func main() {
 	defer stop()
 	b := &bench{set: &figures.Set{}, bin: *bin, only: *only, spans: *spans}
 	err := b.run(ctx)
-	b.set.Print(os.Stdout)
 	note("done")
-	if len(b.set.Results) > 0 {
-		if werr := b.set.Write(*out); werr != nil && err == nil {
-			err = werr
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench disk:", err)
-		os.Exit(1)
-	}
+	b.set.End("disk", *out, err)
 }
 
 type bench struct {

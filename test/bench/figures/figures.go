@@ -97,6 +97,20 @@ func (s *Set) Write(path string) error {
 	return os.Rename(path+".new", path)
 }
 
+// End prints and writes what was measured, and ends the program with an error if there is one.
+func (s *Set) End(name, out string, err error) {
+	s.Print(os.Stdout)
+	if len(s.Results) > 0 {
+		if werr := s.Write(out); werr != nil && err == nil {
+			err = werr
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "bench %s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
+
 // Quantile of durations, in milliseconds; q lies between 0 and 1.
 func Quantile(d []time.Duration, q float64) float64 {
 	if len(d) == 0 {

@@ -27,16 +27,7 @@ func main() {
 	defer stop()
 	b := &bench{set: &figures.Set{}, bin: *bin, sessions: *sessions, rounds: *rounds}
 	err := b.run(ctx, *only)
-	b.set.Print(os.Stdout)
-	if len(b.set.Results) > 0 {
-		if werr := b.set.Write(*out); werr != nil && err == nil {
-			err = werr
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench handoff:", err)
-		os.Exit(1)
-	}
+	b.set.End("handoff", *out, err)
 }
 
 type bench struct {

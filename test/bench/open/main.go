@@ -26,16 +26,7 @@ func main() {
 	set := &figures.Set{}
 	b := &bench{set: set, bin: *bin, load: time.Duration(*seconds) * time.Second}
 	err := b.run(ctx, *only)
-	set.Print(os.Stdout)
-	if len(set.Results) > 0 {
-		if werr := set.Write(*out); werr != nil && err == nil {
-			err = werr
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench open:", err)
-		os.Exit(1)
-	}
+	set.End("open", *out, err)
 }
 
 type bench struct {

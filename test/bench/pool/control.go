@@ -33,15 +33,9 @@ func (b *bench) control(ctx context.Context) error {
 		return err
 	}
 	defer up.kill()
-	cold, err := b.opens(ctx, up, "c", 0)
-	if err != nil {
+	if err := b.share(ctx, up, "embedded bus", figures.AtMost(5, "ms")); err != nil {
 		return err
 	}
-	warm, err := b.warmOpens(ctx, up)
-	if err != nil {
-		return err
-	}
-	b.share("embedded bus", warm, cold, figures.AtMost(5, "ms"))
 	if err := b.bursts(ctx, up); err != nil {
 		return err
 	}
@@ -56,16 +50,7 @@ func (b *bench) threeNATS(ctx context.Context) error {
 		return err
 	}
 	defer up.stop()
-	cold, err := b.opens(ctx, up, "c", 0)
-	if err != nil {
-		return err
-	}
-	warm, err := b.warmOpens(ctx, up)
-	if err != nil {
-		return err
-	}
-	b.share("three NATS servers", warm, cold, figures.AtMost(30, "ms"))
-	return nil
+	return b.share(ctx, up, "three NATS servers", figures.AtMost(30, "ms"))
 }
 
 // kill ends it at once: the null driver leaves nothing, and putting thousands to sleep is not measured.
@@ -75,7 +60,16 @@ func (i *installation) kill() {
 	i.stop()
 }
 
-func (b *bench) share(bus string, warm, cold []time.Duration, aim figures.Aim) {
+// share measures opens without a pool, then claims.
+func (b *bench) share(ctx context.Context, up *installation, bus string, aim figures.Aim) error {
+	cold, err := b.opens(ctx, up, "c", 0)
+	if err != nil {
+		return err
+	}
+	warm, err := b.warmOpens(ctx, up)
+	if err != nil {
+		return err
+	}
 	for _, q := range []struct {
 		name string
 		q    float64
@@ -84,6 +78,7 @@ func (b *bench) share(bus string, warm, cold []time.Duration, aim figures.Aim) {
 		b.set.Add(figures.Result{Name: "control plane's share of a warm claim, " + bus + ", " + q.name, Value: figures.Quantile(warm, q.q), Unit: "ms",
 			Floor: figures.Quantile(cold, q.q), FloorOf: "an open of the same run without a pool"}, q.aim)
 	}
+	return nil
 }
 
 // warmOpens measures claims while the pool has more than is taken at once.

@@ -27,16 +27,7 @@ func main() {
 	defer stop()
 	b := &bench{set: &figures.Set{}, bin: *bin}
 	err := b.run(ctx, *parts, strings.Split(*tiers, ","))
-	b.set.Print(os.Stdout)
-	if len(b.set.Results) > 0 {
-		if werr := b.set.Write(*out); werr != nil && err == nil {
-			err = werr
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench pool:", err)
-		os.Exit(1)
-	}
+	b.set.End("pool", *out, err)
 }
 
 type bench struct {

@@ -29,16 +29,7 @@ func main() {
 	defer stop()
 	b := &bench{set: &figures.Set{}, parts: *parts, bin: *bin}
 	err := b.run(ctx, strings.Split(*only, ","))
-	b.set.Print(os.Stdout)
-	if len(b.set.Results) > 0 {
-		if werr := b.set.Write(*out); werr != nil && err == nil {
-			err = werr
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench tiers:", err)
-		os.Exit(1)
-	}
+	b.set.End("tiers", *out, err)
 }
 
 // tier is one isolation tier and the template that has it.

@@ -11,9 +11,14 @@ import (
 	"github.com/berth-dev/berth/sdk"
 )
 
+// operator logs in as an operator.
+func (p *Process) operator(ctx context.Context) (*sdk.Client, error) {
+	return sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
+}
+
 // ApplyPools declares pools, as `berth pool apply` does.
 func (p *Process) ApplyPools(ctx context.Context, file string) error {
-	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
+	op, err := p.operator(ctx)
 	if err != nil {
 		return err
 	}
@@ -23,7 +28,7 @@ func (p *Process) ApplyPools(ctx context.Context, file string) error {
 
 // RemovePool ends a pool and waits until nothing of it is left.
 func (p *Process) RemovePool(ctx context.Context, template string) error {
-	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
+	op, err := p.operator(ctx)
 	if err != nil {
 		return err
 	}
@@ -49,7 +54,7 @@ func (p *Process) RemovePool(ctx context.Context, template string) error {
 
 // AwaitWarm waits until n sandboxes of a template wait that nobody has claimed or reserved.
 func (p *Process) AwaitWarm(ctx context.Context, template string, n uint32) error {
-	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
+	op, err := p.operator(ctx)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
-	"github.com/berth-dev/berth/sdk"
 )
 
 // unproved is in the reason of a tier whose proof by a real sandbox is still under way, opening in
@@ -21,7 +20,7 @@ const (
 // AwaitTier waits until a host offers the isolation tier, or says why none does: machines are proved
 // after the start. absent is that reason, empty once it is offered.
 func (p *Process) AwaitTier(ctx context.Context, tier string) (absent string, err error) {
-	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: p.ClientFile("operator")})
+	op, err := p.operator(ctx)
 	if err != nil {
 		return "", err
 	}

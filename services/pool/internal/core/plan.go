@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
@@ -107,7 +108,7 @@ func (p *Pool) fits(m *member) string {
 
 func (p *Pool) offers(m *member) string {
 	if !slices.Contains(m.Tiers, p.spec.Tier) {
-		return "it does not offer " + tierWord(p.spec)
+		return "it does not offer " + TierWord(p.spec.Tier)
 	}
 	return ""
 }
@@ -120,7 +121,8 @@ func (p *Pool) misplaced(m *member) string {
 	return ""
 }
 
-func tierWord(s Spec) string { return strings.ToLower(strings.TrimPrefix(s.Tier.String(), "TIER_")) }
+// TierWord is a tier as people write it, for example "gvisor".
+func TierWord(t corev1.Tier) string { return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_")) }
 
 // cannot says why nothing is prepared on the host now, or nothing.
 func (p *Pool) cannot(m *member, now time.Time) string {

@@ -14,6 +14,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/pool/internal/core"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -144,19 +145,17 @@ func readTemplate(n node, f map[string]node, templates map[string]corev1.Tier, s
 	}
 	s.Tier = corev1.Tier(t)
 	if s.Tier != own && (!slices.Contains(strength, own) || slices.Index(strength, s.Tier) < slices.Index(strength, own)) {
-		return tier.fail("sessions of template %s have at least tier %s; a pool of tier %s would serve none", text, tierWord(own), word)
+		return tier.fail("sessions of template %s have at least tier %s; a pool of tier %s would serve none", text, core.TierWord(own), word)
 	}
 	return nil
 }
 
 func tierWords() (out []string) {
 	for i := int32(1); i < int32(len(corev1.Tier_name)); i++ {
-		out = append(out, tierWord(corev1.Tier(i)))
+		out = append(out, core.TierWord(corev1.Tier(i)))
 	}
 	return out
 }
-
-func tierWord(t corev1.Tier) string { return strings.ToLower(strings.TrimPrefix(t.String(), "TIER_")) }
 
 func readZones(f map[string]node) ([]string, error) {
 	n, ok := f["zones"]
