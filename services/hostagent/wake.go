@@ -189,7 +189,7 @@ func (m *making) findImage(ctx context.Context) (err error) {
 	}
 	if m.image, err = m.s.h.findImage(ctx, ref, m.req.GetImageDigest(), tierName(t.GetTier())); err == nil {
 		m.take()
-		m.s.h.keeper.wakes(m.s.h.memory())
+		m.s.h.keeper.wakes(m.s.h.memory)
 	}
 	return err
 }

@@ -249,12 +249,19 @@ func (k *warmKeeper) drain() {
 }
 
 // wakes says that a session is placed here, which has taken one if there was one for it, and makes room
-// for its memory. It counts among others.
-func (k *warmKeeper) wakes(others uint64) {
+// for its memory. It counts among others, which are added up only where something waits.
+func (k *warmKeeper) wakes(others func() uint64) {
 	k.mu.Lock()
 	k.drained = time.Time{}
+	idle := k.shelf.Memory() == 0
+	k.mu.Unlock()
+	if idle {
+		return
+	}
+	sessions := others()
 	var names []ids.SandboxID
-	if used := others + k.shelf.Memory(); used > k.h.cfg.Capacity.MemoryBytes {
+	k.mu.Lock()
+	if used := sessions + k.shelf.Memory(); used > k.h.cfg.Capacity.MemoryBytes {
 		names = k.shelf.Excess(used - k.h.cfg.Capacity.MemoryBytes)
 	}
 	k.mu.Unlock()

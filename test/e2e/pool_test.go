@@ -71,8 +71,8 @@ func claimed(t *testing.T, s *sdk.Session) {
 	}
 }
 
-// TestPoolsOutliveKills: containerd and then everything is killed; what was claimed goes on under its
-// session, what waited is made anew, and there are never more than the ceiling.
+// TestPoolsOutliveKills: everything is killed; what was claimed goes on under its session, what waited is
+// made anew, and there are no more than the ceiling.
 func TestPoolsOutliveKills(t *testing.T) {
 	e := testenv.Start(t)
 	pool(t, e, "container", 3)
