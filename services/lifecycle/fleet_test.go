@@ -61,7 +61,6 @@ func TestNoRefusalByAnOldView(t *testing.T) {
 	cfg := NewConfig()
 	cfg.HostsEvery = time.Hour // asked once
 	defer w.start(cfg)()
-	<-w.listed
 	idn := w.identity()
 	open := func(id string) error {
 		v := w.verified()
@@ -70,15 +69,30 @@ func TestNoRefusalByAnOldView(t *testing.T) {
 			&lifecyclev1.OpenRequest{Verified: v, Ask: &identityv1.OpenRequest{Template: "microvm"}})
 		return err
 	}
-	if err := open("r1"); !errs.Is(err, errkind.Refused) || !strings.Contains(err.Error(), "it offers container, gvisor") {
-		t.Errorf("the answer is %v", err)
+	n := 0
+	refused := func() bool { // not before lifecycle has heard the first listing: what is configured counts then
+		n++
+		err := open(fmt.Sprintf("r%d", n))
+		if err == nil {
+			<-w.wakes
+			return false
+		}
+		if !errs.Is(err, errkind.Refused) || !strings.Contains(err.Error(), "it offers container, gvisor") {
+			t.Errorf("the answer is %v", err)
+		}
+		return true
+	}
+	for deadline := time.Now().Add(20 * time.Second); !refused(); {
+		if time.Now().After(deadline) {
+			t.Fatal("a tier that no host has is never refused")
+		}
 	}
 	w.mu.Lock()
 	w.hosts = append(w.hosts, host(corev1.Tier_TIER_MICROVM))
 	w.mu.Unlock()
 	var d *corev1.TierDecision
-	for n, deadline := 2, time.Now().Add(20*time.Second); ; n++ { // the listing may be believed for a moment
-		err := open(fmt.Sprintf("r%d", n))
+	for deadline := time.Now().Add(20 * time.Second); ; n++ { // the listing may be believed for a moment
+		err := open(fmt.Sprintf("r%d", n+1))
 		if err == nil {
 			// On a busy machine scheduler may not answer in time: what is configured counts then.
 			if d = (<-w.wakes).GetAdmission().GetTierDecision(); !strings.Contains(d.GetFacts()["fleet.tiers"], "as configured") {

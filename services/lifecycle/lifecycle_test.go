@@ -45,13 +45,12 @@ type world struct {
 	deletes  chan *schedulerv1.DeleteRequest
 	verdict  error // scheduler's answer to a delete
 	hosts    []*schedulerv1.HostRecord
-	listed   chan struct{} // closed once hosts were listed
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, bus: bustest.Start(t, subjects.Host("h1")),
 		sleeps: make(chan *schedulerv1.SleepRequest, 16), wakes: make(chan *schedulerv1.WakeRequest, 16), activity: make(chan time.Time, 64),
-		deletes: make(chan *schedulerv1.DeleteRequest, 16), listed: make(chan struct{})}
+		deletes: make(chan *schedulerv1.DeleteRequest, 16)}
 	w.scheduler = bustest.Connect(t, w.bus, subjects.Service("scheduler"))
 	micro, err := w.scheduler.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
 	must(t, err)
@@ -59,11 +58,9 @@ func newWorld(t *testing.T) *world {
 		w.wakes <- r
 		return &schedulerv1.WakeReply{Session: w.ref(), Host: "h1", Terms: r.GetAdmission().GetTerms()}, nil
 	}))
-	var once sync.Once
 	must(t, bus.Handle(micro, "hosts", func(context.Context, bus.Request, *schedulerv1.HostsRequest) (*schedulerv1.HostsReply, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		defer once.Do(func() { close(w.listed) })
 		return &schedulerv1.HostsReply{Hosts: w.hosts}, nil
 	}))
 	must(t, bus.Handle(micro, "show", func(context.Context, bus.Request, *schedulerv1.ShowRequest) (*schedulerv1.ShowReply, error) {

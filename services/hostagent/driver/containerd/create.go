@@ -68,17 +68,27 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 	if most := mostFiles(); spec.Limits.OpenFiles > most { // a smaller one would not be what was promised
 		return driver.Sandbox{}, errs.Errorf(op, errkind.Unimplemented, "a process may have %d files open on this host, not %d", most, spec.Limits.OpenFiles)
 	}
-	if sb, err := d.claimed(ctx, spec); err != nil || sb.ID != "" {
-		return sb, err
+	for {
+		if sb, again, err := d.create(ctx, spec); !again {
+			return sb, err
+		}
+	}
+}
+
+// create is one try: again, if a warm sandbox was claimed for the same epoch in the middle of it.
+func (d *Driver) create(ctx context.Context, spec driver.Spec) (sb driver.Sandbox, again bool, err error) {
+	const op = "create sandbox"
+	if sb, err = d.claimed(ctx, spec); err != nil || sb.ID != "" {
+		return sb, false, err
 	}
 	id := spec.ID()
 	defer d.lock(id)()
-	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
-		return sb, fail(op, id, err)
+	if sb, err = d.running(ctx, id); err != nil || sb.ID != "" {
+		return sb, false, fail(op, id, err)
 	}
 	rec, err := d.claim(spec)
 	if err != nil {
-		return driver.Sandbox{}, err
+		return sb, d.claimedID(spec) != "", err
 	}
 	m := &making{d: d, spec: spec, id: id, rec: rec}
 	if spec.Tier == driver.Kata {
@@ -91,12 +101,12 @@ func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, 
 		if left := d.parts(id); len(left) == 0 {
 			d.forget(id)
 		}
-		return driver.Sandbox{}, fail(op, id, err)
+		return sb, false, fail(op, id, err)
 	}
 	d.sawRunning(id, int(m.pid))
-	sb := d.sandbox(id, rec)
+	sb = d.sandbox(id, rec)
 	sb.PID, sb.Steps = int(m.pid), times
-	return sb, nil
+	return sb, false, nil
 }
 
 // running returns the sandbox if it runs, the zero one if nothing of it exists; what is half-made

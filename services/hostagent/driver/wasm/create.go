@@ -22,28 +22,33 @@ type making struct {
 
 // Create implements driver.Driver.
 func (d *Driver) Create(ctx context.Context, spec driver.Spec) (driver.Sandbox, error) {
-	const op = "create sandbox"
 	if err := spec.Check(d.Capabilities()); err != nil {
 		return driver.Sandbox{}, err
 	}
-	id, unlock := d.lockOf(spec)
-	for id != spec.ID() { // it was claimed, and what is left of it if it does not run is removed
-		sb, err := d.running(ctx, id)
-		unlock()
-		if err != nil || sb.ID != "" {
-			return sb, fail(op, id, err)
+	for {
+		if sb, again, err := d.create(ctx, spec); !again {
+			return sb, err
 		}
-		id, unlock = d.lockOf(spec)
 	}
+}
+
+// create is one try, at the name that the spec's sandbox has now: again, if that has changed.
+func (d *Driver) create(ctx context.Context, spec driver.Spec) (sb driver.Sandbox, again bool, err error) {
+	const op = "create sandbox"
+	id, unlock := d.lockOf(spec)
 	defer unlock()
-	if sb, err := d.running(ctx, id); err != nil || sb.ID != "" {
-		return sb, fail(op, id, err)
+	if sb, err = d.running(ctx, id); err != nil || sb.ID != "" {
+		return sb, false, fail(op, id, err)
+	}
+	if id != spec.ID() {
+		return sb, true, nil // it was claimed, and is gone: what is made now has the session's own name
 	}
 	rec, err := d.claim(spec)
 	if err != nil {
-		return driver.Sandbox{}, err
+		return sb, d.nameOf(spec) != id, err // a warm one was claimed meanwhile
 	}
-	return d.make(ctx, op, &making{d: d, spec: spec, id: id, rec: rec}, (*making).table)
+	sb, err = d.make(ctx, op, &making{d: d, spec: spec, id: id, rec: rec}, (*making).table)
+	return sb, false, err
 }
 
 // make runs the steps of a table for one sandbox, whose lock is held.
