@@ -115,6 +115,9 @@ var Events = slices.Concat(
 		{"erased", "Every host that ever held the generation has confirmed that nothing of it is left."},
 		{"rewound", "The next wake brings back an earlier snapshot."},
 	}),
+	events("BERTH_SESSIONS", "berth.v1.session.{tenant}.{session}.", "identity", []item{
+		{"attached", "An administrator or an operator got a grant for the session, with the reason."},
+	}),
 	events("BERTH_SESSIONS", "berth.v1.session.{tenant}.{session}.", "hostagent", []item{
 		{"quota", "A limit of the session was reached."},
 		{"oom", "The session ran out of memory."},
@@ -195,7 +198,19 @@ var Methods = []Method{
 	{"identity", "delete", []Who{AnyFrontend}, "Deletes a session. Sealed."},
 	{"identity", "renew", []Who{AnyFrontend}, "Renews a grant. Sealed."},
 	{"identity", "status", []Who{AnyFrontend}, "The caller's own sessions. Sealed."},
-	{"identity", "keys", []Who{AnyFrontend}, "Identity's public curve key; no body."},
+	{"identity", "frontends", []Who{AnyFrontend}, "Who acted for the user. Sealed."},
+	{"identity", "revoke_frontend", []Who{AnyFrontend}, "Takes from a frontend the right to act for the user. Sealed."},
+	{"identity", "admin_sessions", []Who{AnyFrontend}, "A tenant's sessions by handle, for its administrators. Sealed."},
+	{"identity", "admin_attach", []Who{AnyFrontend}, "A short grant for a user's session, for the tenant's administrators. Sealed."},
+	{"identity", "admin_suspend", []Who{AnyFrontend}, "Shuts out one user, for the tenant's administrators. Sealed."},
+	{"identity", "keys", []Who{AnyFrontend, AnOperator}, "Identity's public curve key; no body."},
+	{"identity", "tenants", []Who{AnOperator}, "Tenants, with their issuers, logins and suspensions."},
+	{"identity", "tenant_put", []Who{AnOperator}, "Adds or changes a tenant."},
+	{"identity", "issuer_put", []Who{AnOperator}, "Adds, changes or removes an issuer."},
+	{"identity", "issuer_test", []Who{AnOperator}, "Fetches an issuer's keys, and verifies a token."},
+	{"identity", "login_put", []Who{AnOperator}, "Adds, changes or removes a bus login."},
+	{"identity", "suspend", []Who{AnOperator}, "Shuts out a tenant, a user or a frontend, or lets it in again."},
+	{"identity", "operator_attach", []Who{AnOperator}, "A short grant for a user's session, for an operator. Sealed."},
 	{"lifecycle", "open", []Who{"identity"}, "Applies the terms and wakes the session."},
 	{"lifecycle", "close", []Who{"identity"}, "Ends a use."},
 	{"lifecycle", "delete", []Who{"identity"}, "Deletes a session."},
@@ -221,6 +236,7 @@ var Methods = []Method{
 	{"scheduler", "transfer", []Who{AnOperator}, "Hands leadership to another replica."},
 	{"credentials", "mint", []Who{"identity"}, "Mints a grant."},
 	{"credentials", "renew", []Who{"identity"}, "Renews a grant."},
+	{"credentials", "end_grants", []Who{"identity"}, "Ends the grants of a tenant, a user or a frontend."},
 	{"credentials", "revoke", []Who{"scheduler"}, "Ends every grant of a generation and destroys its data key."},
 	{"credentials", "datakey", []Who{AnyHost}, "The data key of a session generation, sealed to the host."},
 	{"credentials", "jwks", []Who{AnyService, AnyHost, AnyFrontend}, "Public keys that verify grants."},
@@ -283,6 +299,7 @@ type Bucket struct {
 // Buckets of the platform; no service reads another's.
 var Buckets = []Bucket{
 	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys, encrypted per record, and revocations."},
+	{"BERTH_REGISTRY", "identity", 1, 64 * MiB, "Tenants, issuers, bus logins, suspensions, and which frontend acted for whom."},
 	{"BERTH_POOLS", "pool", 1, 16 * MiB, "Declared pools, the caps of hosts, the leader's term, and demand by the hour of the week."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }

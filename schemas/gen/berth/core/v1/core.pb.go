@@ -862,7 +862,12 @@ type Actor struct {
 	// Subject of the token, byte-exact.
 	Subject string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Bus token of the frontend that carried the request.
-	Frontend      string `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Frontend string `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	// Subject of the party that acts for the user, byte-exact, from the token's act claim (RFC 8693,
+	// section 4.1); empty when the frontend carried the user's own token.
+	Acting string `protobuf:"bytes,5,opt,name=acting,proto3" json:"acting,omitempty"`
+	// Set when the caller is no user: "administrator" of the tenant, or "operator".
+	Role          string `protobuf:"bytes,6,opt,name=role,proto3" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -921,6 +926,20 @@ func (x *Actor) GetSubject() string {
 func (x *Actor) GetFrontend() string {
 	if x != nil {
 		return x.Frontend
+	}
+	return ""
+}
+
+func (x *Actor) GetActing() string {
+	if x != nil {
+		return x.Acting
+	}
+	return ""
+}
+
+func (x *Actor) GetRole() string {
+	if x != nil {
+		return x.Role
 	}
 	return ""
 }
@@ -1520,12 +1539,14 @@ const file_berth_core_v1_core_proto_rawDesc = "" +
 	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"d\n" +
 	"\x06Timing\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x12)\n" +
-	"\x05steps\x18\x02 \x03(\v2\x13.berth.core.v1.StepR\x05steps\"m\n" +
+	"\x05steps\x18\x02 \x03(\v2\x13.berth.core.v1.StepR\x05steps\"\x99\x01\n" +
 	"\x05Actor\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
-	"\bfrontend\x18\x04 \x01(\tR\bfrontend\"\xf3\x03\n" +
+	"\bfrontend\x18\x04 \x01(\tR\bfrontend\x12\x16\n" +
+	"\x06acting\x18\x05 \x01(\tR\x06acting\x12\x12\n" +
+	"\x04role\x18\x06 \x01(\tR\x04role\"\xf3\x03\n" +
 	"\x05Terms\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\tR\x04plan\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x12'\n" +

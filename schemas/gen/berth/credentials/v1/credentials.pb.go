@@ -12,6 +12,7 @@ import (
 	v1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -37,7 +38,13 @@ type MintRequest struct {
 	TokenVerifiedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=token_verified_at,json=tokenVerifiedAt,proto3" json:"token_verified_at,omitempty"`
 	TokenExpiresAt  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=token_expires_at,json=tokenExpiresAt,proto3" json:"token_expires_at,omitempty"`
 	// Curve key that the grant in the answer is sealed to; identity opens it in memory only.
-	ReplyKey      string `protobuf:"bytes,7,opt,name=reply_key,json=replyKey,proto3" json:"reply_key,omitempty"`
+	ReplyKey string `protobuf:"bytes,7,opt,name=reply_key,json=replyKey,proto3" json:"reply_key,omitempty"`
+	// What the grant is good for: exec, files, ports, read. Empty means exec, files and ports.
+	Verbs []string `protobuf:"bytes,8,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	// The grant cannot be renewed: an administrator's or an operator's.
+	Once bool `protobuf:"varint,9,opt,name=once,proto3" json:"once,omitempty"`
+	// A shorter life than the policy's; absent means the policy's.
+	Ttl           *durationpb.Duration `protobuf:"bytes,10,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -119,6 +126,27 @@ func (x *MintRequest) GetReplyKey() string {
 		return x.ReplyKey
 	}
 	return ""
+}
+
+func (x *MintRequest) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *MintRequest) GetOnce() bool {
+	if x != nil {
+		return x.Once
+	}
+	return false
+}
+
+func (x *MintRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
 }
 
 // MintReply carries the grant sealed to reply_key.
@@ -494,16 +522,138 @@ func (*RevokeReply) Descriptor() ([]byte, []int) {
 	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{6}
 }
 
-// JwksRequest asks for the public signing keys.
-type JwksRequest struct {
+// EndGrantsRequest: identity suspended a tenant, a user or a frontend, or a user took a frontend's right
+// away: grants that were issued until now end at once, also on open streams. Empty fields match all; the
+// tenant is needed.
+type EndGrantsRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Issuer string                 `protobuf:"bytes,2,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	// With issuer: one principal.
+	Subject       string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Frontend      string `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndGrantsRequest) Reset() {
+	*x = EndGrantsRequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndGrantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndGrantsRequest) ProtoMessage() {}
+
+func (x *EndGrantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndGrantsRequest.ProtoReflect.Descriptor instead.
+func (*EndGrantsRequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EndGrantsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *EndGrantsRequest) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *EndGrantsRequest) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *EndGrantsRequest) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *EndGrantsRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// EndGrantsReply: done, durably.
+type EndGrantsReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndGrantsReply) Reset() {
+	*x = EndGrantsReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndGrantsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndGrantsReply) ProtoMessage() {}
+
+func (x *EndGrantsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndGrantsReply.ProtoReflect.Descriptor instead.
+func (*EndGrantsReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{8}
+}
+
+// JwksRequest asks for the public signing keys and for what was revoked. A host asks several times a
+// second: that is the revocation feed, and its age counts from the moment of asking.
+type JwksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the caller has already, from an earlier answer. When nothing has changed since, the answer has
+	// these two and nothing else.
+	Feed          string `protobuf:"bytes,1,opt,name=feed,proto3" json:"feed,omitempty"`
+	Seq           uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JwksRequest) Reset() {
 	*x = JwksRequest{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[7]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +665,7 @@ func (x *JwksRequest) String() string {
 func (*JwksRequest) ProtoMessage() {}
 
 func (x *JwksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[7]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +678,21 @@ func (x *JwksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwksRequest.ProtoReflect.Descriptor instead.
 func (*JwksRequest) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{7}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *JwksRequest) GetFeed() string {
+	if x != nil {
+		return x.Feed
+	}
+	return ""
+}
+
+func (x *JwksRequest) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
 }
 
 // JwksReply is an RFC 7517 key set, the curve key and the revocations still in force.
@@ -539,14 +703,19 @@ type JwksReply struct {
 	// Public curve key of credentials.
 	CurveKey string `protobuf:"bytes,2,opt,name=curve_key,json=curveKey,proto3" json:"curve_key,omitempty"`
 	// Generations whose grants are dead, until the last of their grants has expired.
-	Revoked       []*RevokedGeneration `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`
+	Revoked []*RevokedGeneration `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`
+	// Grants that ended before their time, until the last of them has expired.
+	Ended []*EndedGrants `protobuf:"bytes,4,rep,name=ended,proto3" json:"ended,omitempty"`
+	// Names one run of credentials; seq counts the changes of keys, revoked and ended in it.
+	Feed          string `protobuf:"bytes,5,opt,name=feed,proto3" json:"feed,omitempty"`
+	Seq           uint64 `protobuf:"varint,6,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JwksReply) Reset() {
 	*x = JwksReply{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[8]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +727,7 @@ func (x *JwksReply) String() string {
 func (*JwksReply) ProtoMessage() {}
 
 func (x *JwksReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[8]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +740,7 @@ func (x *JwksReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwksReply.ProtoReflect.Descriptor instead.
 func (*JwksReply) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{8}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *JwksReply) GetJwks() []byte {
@@ -595,6 +764,113 @@ func (x *JwksReply) GetRevoked() []*RevokedGeneration {
 	return nil
 }
 
+func (x *JwksReply) GetEnded() []*EndedGrants {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *JwksReply) GetFeed() string {
+	if x != nil {
+		return x.Feed
+	}
+	return ""
+}
+
+func (x *JwksReply) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+// EndedGrants is one entry of the revocation list: grants that match every field that is set, and were
+// issued at or before at.
+type EndedGrants struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Issuer        string                 `protobuf:"bytes,2,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Subject       string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Frontend      string                 `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndedGrants) Reset() {
+	*x = EndedGrants{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndedGrants) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndedGrants) ProtoMessage() {}
+
+func (x *EndedGrants) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndedGrants.ProtoReflect.Descriptor instead.
+func (*EndedGrants) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *EndedGrants) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *EndedGrants) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *EndedGrants) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *EndedGrants) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *EndedGrants) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *EndedGrants) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // RevokedGeneration is one entry of the revocation list.
 type RevokedGeneration struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -608,7 +884,7 @@ type RevokedGeneration struct {
 
 func (x *RevokedGeneration) Reset() {
 	*x = RevokedGeneration{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[9]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +896,7 @@ func (x *RevokedGeneration) String() string {
 func (*RevokedGeneration) ProtoMessage() {}
 
 func (x *RevokedGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[9]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +909,7 @@ func (x *RevokedGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedGeneration.ProtoReflect.Descriptor instead.
 func (*RevokedGeneration) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{9}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RevokedGeneration) GetTenant() string {
@@ -675,7 +951,7 @@ type DataKeyRequest struct {
 
 func (x *DataKeyRequest) Reset() {
 	*x = DataKeyRequest{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[10]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +963,7 @@ func (x *DataKeyRequest) String() string {
 func (*DataKeyRequest) ProtoMessage() {}
 
 func (x *DataKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[10]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +976,7 @@ func (x *DataKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataKeyRequest.ProtoReflect.Descriptor instead.
 func (*DataKeyRequest) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{10}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DataKeyRequest) GetSession() *v1.SessionRef {
@@ -730,7 +1006,7 @@ type DataKeyReply struct {
 
 func (x *DataKeyReply) Reset() {
 	*x = DataKeyReply{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[11]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +1018,7 @@ func (x *DataKeyReply) String() string {
 func (*DataKeyReply) ProtoMessage() {}
 
 func (x *DataKeyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[11]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +1031,7 @@ func (x *DataKeyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataKeyReply.ProtoReflect.Descriptor instead.
 func (*DataKeyReply) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{11}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DataKeyReply) GetSealedKey() []byte {
@@ -790,7 +1066,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[12]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +1078,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[12]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +1091,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{12}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Audit) GetSession() *v1.SessionRef {
@@ -871,7 +1147,7 @@ var File_berth_credentials_v1_credentials_proto protoreflect.FileDescriptor
 
 const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\n" +
-	"&berth/credentials/v1/credentials.proto\x12\x14berth.credentials.v1\x1a\x18berth/core/v1/core.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x02\n" +
+	"&berth/credentials/v1/credentials.proto\x12\x14berth.credentials.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x03\n" +
 	"\vMintRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05actor\x18\x02 \x01(\v2\x14.berth.core.v1.ActorR\x05actor\x12\x12\n" +
@@ -879,7 +1155,11 @@ const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\tproof_key\x18\x04 \x01(\fR\bproofKey\x12F\n" +
 	"\x11token_verified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0ftokenVerifiedAt\x12D\n" +
 	"\x10token_expires_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x0etokenExpiresAt\x12\x1b\n" +
-	"\treply_key\x18\a \x01(\tR\breplyKey\"\x81\x01\n" +
+	"\treply_key\x18\a \x01(\tR\breplyKey\x12\x14\n" +
+	"\x05verbs\x18\b \x03(\tR\x05verbs\x12\x12\n" +
+	"\x04once\x18\t \x01(\bR\x04once\x12+\n" +
+	"\x03ttl\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\x81\x01\n" +
 	"\tMintReply\x12!\n" +
 	"\fsealed_grant\x18\x01 \x01(\fR\vsealedGrant\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\tR\x06sender\x129\n" +
@@ -907,12 +1187,31 @@ const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\rRevokeRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\r\n" +
-	"\vRevokeReply\"\r\n" +
-	"\vJwksRequest\"\x7f\n" +
+	"\vRevokeReply\"\x90\x01\n" +
+	"\x10EndGrantsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
+	"\bfrontend\x18\x04 \x01(\tR\bfrontend\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x10\n" +
+	"\x0eEndGrantsReply\"3\n" +
+	"\vJwksRequest\x12\x12\n" +
+	"\x04feed\x18\x01 \x01(\tR\x04feed\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\xde\x01\n" +
 	"\tJwksReply\x12\x12\n" +
 	"\x04jwks\x18\x01 \x01(\fR\x04jwks\x12\x1b\n" +
 	"\tcurve_key\x18\x02 \x01(\tR\bcurveKey\x12A\n" +
-	"\arevoked\x18\x03 \x03(\v2'.berth.credentials.v1.RevokedGenerationR\arevoked\"\xad\x01\n" +
+	"\arevoked\x18\x03 \x03(\v2'.berth.credentials.v1.RevokedGenerationR\arevoked\x127\n" +
+	"\x05ended\x18\x04 \x03(\v2!.berth.credentials.v1.EndedGrantsR\x05ended\x12\x12\n" +
+	"\x04feed\x18\x05 \x01(\tR\x04feed\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x04R\x03seq\"\xd1\x01\n" +
+	"\vEndedGrants\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
+	"\bfrontend\x18\x04 \x01(\tR\bfrontend\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x120\n" +
+	"\x05until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xad\x01\n" +
 	"\x11RevokedGeneration\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
@@ -950,7 +1249,7 @@ func file_berth_credentials_v1_credentials_proto_rawDescGZIP() []byte {
 	return file_berth_credentials_v1_credentials_proto_rawDescData
 }
 
-var file_berth_credentials_v1_credentials_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_berth_credentials_v1_credentials_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_berth_credentials_v1_credentials_proto_goTypes = []any{
 	(*MintRequest)(nil),           // 0: berth.credentials.v1.MintRequest
 	(*MintReply)(nil),             // 1: berth.credentials.v1.MintReply
@@ -959,42 +1258,50 @@ var file_berth_credentials_v1_credentials_proto_goTypes = []any{
 	(*RenewReply)(nil),            // 4: berth.credentials.v1.RenewReply
 	(*RevokeRequest)(nil),         // 5: berth.credentials.v1.RevokeRequest
 	(*RevokeReply)(nil),           // 6: berth.credentials.v1.RevokeReply
-	(*JwksRequest)(nil),           // 7: berth.credentials.v1.JwksRequest
-	(*JwksReply)(nil),             // 8: berth.credentials.v1.JwksReply
-	(*RevokedGeneration)(nil),     // 9: berth.credentials.v1.RevokedGeneration
-	(*DataKeyRequest)(nil),        // 10: berth.credentials.v1.DataKeyRequest
-	(*DataKeyReply)(nil),          // 11: berth.credentials.v1.DataKeyReply
-	(*Audit)(nil),                 // 12: berth.credentials.v1.Audit
-	(*v1.SessionRef)(nil),         // 13: berth.core.v1.SessionRef
-	(*v1.Actor)(nil),              // 14: berth.core.v1.Actor
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*v1.Stamp)(nil),              // 16: berth.core.v1.Stamp
+	(*EndGrantsRequest)(nil),      // 7: berth.credentials.v1.EndGrantsRequest
+	(*EndGrantsReply)(nil),        // 8: berth.credentials.v1.EndGrantsReply
+	(*JwksRequest)(nil),           // 9: berth.credentials.v1.JwksRequest
+	(*JwksReply)(nil),             // 10: berth.credentials.v1.JwksReply
+	(*EndedGrants)(nil),           // 11: berth.credentials.v1.EndedGrants
+	(*RevokedGeneration)(nil),     // 12: berth.credentials.v1.RevokedGeneration
+	(*DataKeyRequest)(nil),        // 13: berth.credentials.v1.DataKeyRequest
+	(*DataKeyReply)(nil),          // 14: berth.credentials.v1.DataKeyReply
+	(*Audit)(nil),                 // 15: berth.credentials.v1.Audit
+	(*v1.SessionRef)(nil),         // 16: berth.core.v1.SessionRef
+	(*v1.Actor)(nil),              // 17: berth.core.v1.Actor
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*v1.Stamp)(nil),              // 20: berth.core.v1.Stamp
 }
 var file_berth_credentials_v1_credentials_proto_depIdxs = []int32{
-	13, // 0: berth.credentials.v1.MintRequest.session:type_name -> berth.core.v1.SessionRef
-	14, // 1: berth.credentials.v1.MintRequest.actor:type_name -> berth.core.v1.Actor
-	15, // 2: berth.credentials.v1.MintRequest.token_verified_at:type_name -> google.protobuf.Timestamp
-	15, // 3: berth.credentials.v1.MintRequest.token_expires_at:type_name -> google.protobuf.Timestamp
-	15, // 4: berth.credentials.v1.MintReply.expires_at:type_name -> google.protobuf.Timestamp
-	14, // 5: berth.credentials.v1.RenewSecret.actor:type_name -> berth.core.v1.Actor
-	15, // 6: berth.credentials.v1.RenewSecret.token_verified_at:type_name -> google.protobuf.Timestamp
-	15, // 7: berth.credentials.v1.RenewSecret.token_expires_at:type_name -> google.protobuf.Timestamp
-	15, // 8: berth.credentials.v1.RenewSecret.time:type_name -> google.protobuf.Timestamp
-	15, // 9: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
-	13, // 10: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
-	9,  // 11: berth.credentials.v1.JwksReply.revoked:type_name -> berth.credentials.v1.RevokedGeneration
-	16, // 12: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
-	15, // 13: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
-	13, // 14: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
-	13, // 15: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
-	14, // 16: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
-	15, // 17: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
-	15, // 18: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 0: berth.credentials.v1.MintRequest.session:type_name -> berth.core.v1.SessionRef
+	17, // 1: berth.credentials.v1.MintRequest.actor:type_name -> berth.core.v1.Actor
+	18, // 2: berth.credentials.v1.MintRequest.token_verified_at:type_name -> google.protobuf.Timestamp
+	18, // 3: berth.credentials.v1.MintRequest.token_expires_at:type_name -> google.protobuf.Timestamp
+	19, // 4: berth.credentials.v1.MintRequest.ttl:type_name -> google.protobuf.Duration
+	18, // 5: berth.credentials.v1.MintReply.expires_at:type_name -> google.protobuf.Timestamp
+	17, // 6: berth.credentials.v1.RenewSecret.actor:type_name -> berth.core.v1.Actor
+	18, // 7: berth.credentials.v1.RenewSecret.token_verified_at:type_name -> google.protobuf.Timestamp
+	18, // 8: berth.credentials.v1.RenewSecret.token_expires_at:type_name -> google.protobuf.Timestamp
+	18, // 9: berth.credentials.v1.RenewSecret.time:type_name -> google.protobuf.Timestamp
+	18, // 10: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
+	16, // 11: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
+	12, // 12: berth.credentials.v1.JwksReply.revoked:type_name -> berth.credentials.v1.RevokedGeneration
+	11, // 13: berth.credentials.v1.JwksReply.ended:type_name -> berth.credentials.v1.EndedGrants
+	18, // 14: berth.credentials.v1.EndedGrants.at:type_name -> google.protobuf.Timestamp
+	18, // 15: berth.credentials.v1.EndedGrants.until:type_name -> google.protobuf.Timestamp
+	20, // 16: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
+	18, // 17: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
+	16, // 18: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
+	16, // 19: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
+	17, // 20: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
+	18, // 21: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
+	18, // 22: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_berth_credentials_v1_credentials_proto_init() }
@@ -1008,7 +1315,7 @@ func file_berth_credentials_v1_credentials_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_credentials_v1_credentials_proto_rawDesc), len(file_berth_credentials_v1_credentials_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

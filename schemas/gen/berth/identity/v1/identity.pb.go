@@ -263,7 +263,8 @@ type Envelope struct {
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// Unique per request and principal; the key of idempotency together with session key and verb.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// open, close, delete, renew or status; must equal the subject's verb.
+	// open, close, delete, renew, status, frontends, revoke_frontend, admin_sessions, admin_attach or
+	// admin_suspend; must equal the subject's verb.
 	Verb string `protobuf:"bytes,3,opt,name=verb,proto3" json:"verb,omitempty"`
 	// SHA-256 of body.
 	BodyHash []byte                 `protobuf:"bytes,4,opt,name=body_hash,json=bodyHash,proto3" json:"body_hash,omitempty"`
@@ -450,6 +451,11 @@ type Reply struct {
 	//	*Reply_Renew
 	//	*Reply_Status
 	//	*Reply_Failure
+	//	*Reply_Frontends
+	//	*Reply_RevokeFrontend
+	//	*Reply_AdminSessions
+	//	*Reply_AdminAttach
+	//	*Reply_AdminSuspend
 	Outcome       isReply_Outcome `protobuf_oneof:"outcome"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -553,6 +559,51 @@ func (x *Reply) GetFailure() *v1.Failure {
 	return nil
 }
 
+func (x *Reply) GetFrontends() *FrontendsReply {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_Frontends); ok {
+			return x.Frontends
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetRevokeFrontend() *RevokeFrontendReply {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_RevokeFrontend); ok {
+			return x.RevokeFrontend
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetAdminSessions() *AdminSessionsReply {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_AdminSessions); ok {
+			return x.AdminSessions
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetAdminAttach() *AdminAttachReply {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_AdminAttach); ok {
+			return x.AdminAttach
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetAdminSuspend() *AdminSuspendReply {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_AdminSuspend); ok {
+			return x.AdminSuspend
+		}
+	}
+	return nil
+}
+
 type isReply_Outcome interface {
 	isReply_Outcome()
 }
@@ -581,6 +632,26 @@ type Reply_Failure struct {
 	Failure *v1.Failure `protobuf:"bytes,7,opt,name=failure,proto3,oneof"`
 }
 
+type Reply_Frontends struct {
+	Frontends *FrontendsReply `protobuf:"bytes,8,opt,name=frontends,proto3,oneof"`
+}
+
+type Reply_RevokeFrontend struct {
+	RevokeFrontend *RevokeFrontendReply `protobuf:"bytes,9,opt,name=revoke_frontend,json=revokeFrontend,proto3,oneof"`
+}
+
+type Reply_AdminSessions struct {
+	AdminSessions *AdminSessionsReply `protobuf:"bytes,10,opt,name=admin_sessions,json=adminSessions,proto3,oneof"`
+}
+
+type Reply_AdminAttach struct {
+	AdminAttach *AdminAttachReply `protobuf:"bytes,11,opt,name=admin_attach,json=adminAttach,proto3,oneof"`
+}
+
+type Reply_AdminSuspend struct {
+	AdminSuspend *AdminSuspendReply `protobuf:"bytes,12,opt,name=admin_suspend,json=adminSuspend,proto3,oneof"`
+}
+
 func (*Reply_Open) isReply_Outcome() {}
 
 func (*Reply_Close) isReply_Outcome() {}
@@ -592,6 +663,16 @@ func (*Reply_Renew) isReply_Outcome() {}
 func (*Reply_Status) isReply_Outcome() {}
 
 func (*Reply_Failure) isReply_Outcome() {}
+
+func (*Reply_Frontends) isReply_Outcome() {}
+
+func (*Reply_RevokeFrontend) isReply_Outcome() {}
+
+func (*Reply_AdminSessions) isReply_Outcome() {}
+
+func (*Reply_AdminAttach) isReply_Outcome() {}
+
+func (*Reply_AdminSuspend) isReply_Outcome() {}
 
 // RiskFacts are what the frontend knows about the code that will run. What is not told counts as the
 // riskiest.
@@ -701,8 +782,11 @@ type OpenRequest struct {
 	Plan              string `protobuf:"bytes,8,opt,name=plan,proto3" json:"plan,omitempty"`
 	BudgetReservation string `protobuf:"bytes,9,opt,name=budget_reservation,json=budgetReservation,proto3" json:"budget_reservation,omitempty"`
 	LegacyReference   string `protobuf:"bytes,10,opt,name=legacy_reference,json=legacyReference,proto3" json:"legacy_reference,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What the grant is to be good for: exec, files, ports, read (read alone: look, change nothing). Empty
+	// means exec, files and ports.
+	Verbs         []string `protobuf:"bytes,11,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenRequest) Reset() {
@@ -803,6 +887,13 @@ func (x *OpenRequest) GetLegacyReference() string {
 		return x.LegacyReference
 	}
 	return ""
+}
+
+func (x *OpenRequest) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
 }
 
 // CloseRequest puts the session to sleep now; an ephemeral one is deleted.
@@ -1753,6 +1844,830 @@ func (x *Audit) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// FrontendsRequest lists who acted for the asking user.
+type FrontendsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrontendsRequest) Reset() {
+	*x = FrontendsRequest{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrontendsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrontendsRequest) ProtoMessage() {}
+
+func (x *FrontendsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrontendsRequest.ProtoReflect.Descriptor instead.
+func (*FrontendsRequest) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{21}
+}
+
+// FrontendsReply names every frontend that ever carried a request of the user that was admitted.
+type FrontendsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontends     []*ActedFor            `protobuf:"bytes,1,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrontendsReply) Reset() {
+	*x = FrontendsReply{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrontendsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrontendsReply) ProtoMessage() {}
+
+func (x *FrontendsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrontendsReply.ProtoReflect.Descriptor instead.
+func (*FrontendsReply) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *FrontendsReply) GetFrontends() []*ActedFor {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
+// ActedFor is one frontend that acted for a user.
+type ActedFor struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Frontend string                 `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	// Subject of the act claim (RFC 8693), where the frontend came with an exchanged token.
+	Acting  string                 `protobuf:"bytes,2,opt,name=acting,proto3" json:"acting,omitempty"`
+	FirstAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=first_at,json=firstAt,proto3" json:"first_at,omitempty"`
+	// To the hour.
+	LastAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
+	// Set once the user has taken the right away.
+	RevokedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=revoked_at,json=revokedAt,proto3" json:"revoked_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ActedFor) Reset() {
+	*x = ActedFor{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ActedFor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ActedFor) ProtoMessage() {}
+
+func (x *ActedFor) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ActedFor.ProtoReflect.Descriptor instead.
+func (*ActedFor) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ActedFor) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *ActedFor) GetActing() string {
+	if x != nil {
+		return x.Acting
+	}
+	return ""
+}
+
+func (x *ActedFor) GetFirstAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstAt
+	}
+	return nil
+}
+
+func (x *ActedFor) GetLastAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAt
+	}
+	return nil
+}
+
+func (x *ActedFor) GetRevokedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RevokedAt
+	}
+	return nil
+}
+
+// RevokeFrontendRequest takes from a frontend the right to act for the asking user, or gives it back. Its
+// grants for this user end at once.
+type RevokeFrontendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontend      string                 `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Allow         bool                   `protobuf:"varint,2,opt,name=allow,proto3" json:"allow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeFrontendRequest) Reset() {
+	*x = RevokeFrontendRequest{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeFrontendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeFrontendRequest) ProtoMessage() {}
+
+func (x *RevokeFrontendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeFrontendRequest.ProtoReflect.Descriptor instead.
+func (*RevokeFrontendRequest) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RevokeFrontendRequest) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *RevokeFrontendRequest) GetAllow() bool {
+	if x != nil {
+		return x.Allow
+	}
+	return false
+}
+
+// RevokeFrontendReply: done, durably.
+type RevokeFrontendReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontend      *ActedFor              `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeFrontendReply) Reset() {
+	*x = RevokeFrontendReply{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeFrontendReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeFrontendReply) ProtoMessage() {}
+
+func (x *RevokeFrontendReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeFrontendReply.ProtoReflect.Descriptor instead.
+func (*RevokeFrontendReply) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RevokeFrontendReply) GetFrontend() *ActedFor {
+	if x != nil {
+		return x.Frontend
+	}
+	return nil
+}
+
+// AdminSessionsRequest lists the sessions of the tenant. It needs a token with the issuer's group of
+// administrators.
+type AdminSessionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// handle of the last one seen.
+	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// Default 100, at most 1000.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminSessionsRequest) Reset() {
+	*x = AdminSessionsRequest{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminSessionsRequest) ProtoMessage() {}
+
+func (x *AdminSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminSessionsRequest.ProtoReflect.Descriptor instead.
+func (*AdminSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AdminSessionsRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *AdminSessionsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// AdminSessionsReply shows sessions by handle.
+type AdminSessionsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*AdminSession        `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	Next          string                 `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminSessionsReply) Reset() {
+	*x = AdminSessionsReply{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminSessionsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminSessionsReply) ProtoMessage() {}
+
+func (x *AdminSessionsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminSessionsReply.ProtoReflect.Descriptor instead.
+func (*AdminSessionsReply) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *AdminSessionsReply) GetSessions() []*AdminSession {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *AdminSessionsReply) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+// AdminSession is what an administrator may know of a user's session.
+type AdminSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Opaque; opens nothing, and says nothing of session key, user or name.
+	Handle        string                 `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	State         v1.State               `protobuf:"varint,2,opt,name=state,proto3,enum=berth.core.v1.State" json:"state,omitempty"`
+	Template      string                 `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
+	Tier          v1.Tier                `protobuf:"varint,4,opt,name=tier,proto3,enum=berth.core.v1.Tier" json:"tier,omitempty"`
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	Generation    *v1.Stamp              `protobuf:"bytes,6,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminSession) Reset() {
+	*x = AdminSession{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminSession) ProtoMessage() {}
+
+func (x *AdminSession) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminSession.ProtoReflect.Descriptor instead.
+func (*AdminSession) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *AdminSession) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *AdminSession) GetState() v1.State {
+	if x != nil {
+		return x.State
+	}
+	return v1.State(0)
+}
+
+func (x *AdminSession) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *AdminSession) GetTier() v1.Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return v1.Tier(0)
+}
+
+func (x *AdminSession) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+func (x *AdminSession) GetGeneration() *v1.Stamp {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
+// AdminAttachRequest asks for a short grant for a user's active session.
+type AdminAttachRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of AdminSession; an operator names tenant and session key instead.
+	Handle string `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	// For a person; 1 to 256 bytes. In the event that the user's frontend sees, and under audit.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The principal whose session it must be, byte-exact.
+	Issuer  string `protobuf:"bytes,3,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	// The generation that the session must have.
+	Generation *v1.Stamp `protobuf:"bytes,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Empty means read.
+	Verbs []string `protobuf:"bytes,6,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	// Operators only.
+	Tenant        string `protobuf:"bytes,7,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Session       string `protobuf:"bytes,8,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminAttachRequest) Reset() {
+	*x = AdminAttachRequest{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminAttachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminAttachRequest) ProtoMessage() {}
+
+func (x *AdminAttachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminAttachRequest.ProtoReflect.Descriptor instead.
+func (*AdminAttachRequest) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *AdminAttachRequest) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *AdminAttachRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AdminAttachRequest) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *AdminAttachRequest) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *AdminAttachRequest) GetGeneration() *v1.Stamp {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
+func (x *AdminAttachRequest) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *AdminAttachRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *AdminAttachRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+// AdminAttachReply carries a grant that cannot be renewed.
+type AdminAttachReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Endpoint      *Endpoint              `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	Grant         string                 `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
+	GrantExpires  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=grant_expires,json=grantExpires,proto3" json:"grant_expires,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminAttachReply) Reset() {
+	*x = AdminAttachReply{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminAttachReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminAttachReply) ProtoMessage() {}
+
+func (x *AdminAttachReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminAttachReply.ProtoReflect.Descriptor instead.
+func (*AdminAttachReply) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *AdminAttachReply) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *AdminAttachReply) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
+func (x *AdminAttachReply) GetGrant() string {
+	if x != nil {
+		return x.Grant
+	}
+	return ""
+}
+
+func (x *AdminAttachReply) GetGrantExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.GrantExpires
+	}
+	return nil
+}
+
+// AdminSuspendRequest suspends one user of the tenant, or ends that.
+type AdminSuspendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Issuer        string                 `protobuf:"bytes,1,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	Suspended     bool                   `protobuf:"varint,3,opt,name=suspended,proto3" json:"suspended,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminSuspendRequest) Reset() {
+	*x = AdminSuspendRequest{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminSuspendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminSuspendRequest) ProtoMessage() {}
+
+func (x *AdminSuspendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminSuspendRequest.ProtoReflect.Descriptor instead.
+func (*AdminSuspendRequest) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *AdminSuspendRequest) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *AdminSuspendRequest) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *AdminSuspendRequest) GetSuspended() bool {
+	if x != nil {
+		return x.Suspended
+	}
+	return false
+}
+
+func (x *AdminSuspendRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// AdminSuspendReply: done, durably.
+type AdminSuspendReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminSuspendReply) Reset() {
+	*x = AdminSuspendReply{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminSuspendReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminSuspendReply) ProtoMessage() {}
+
+func (x *AdminSuspendReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminSuspendReply.ProtoReflect.Descriptor instead.
+func (*AdminSuspendReply) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{32}
+}
+
+// Attached is the body of berth.v1.session.<tenant>.<session>.attached.
+type Attached struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Who attached: role, and for an administrator issuer and subject.
+	By            *v1.Actor              `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Verbs         []string               `protobuf:"bytes,4,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attached) Reset() {
+	*x = Attached{}
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attached) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attached) ProtoMessage() {}
+
+func (x *Attached) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_identity_v1_identity_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attached.ProtoReflect.Descriptor instead.
+func (*Attached) Descriptor() ([]byte, []int) {
+	return file_berth_identity_v1_identity_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Attached) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *Attached) GetBy() *v1.Actor {
+	if x != nil {
+		return x.By
+	}
+	return nil
+}
+
+func (x *Attached) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Attached) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *Attached) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Attached) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 var File_berth_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_berth_identity_v1_identity_proto_rawDesc = "" +
@@ -1775,7 +2690,7 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\vSealedReply\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x16\n" +
 	"\x06sender\x18\x02 \x01(\tR\x06sender\x120\n" +
-	"\afailure\x18\x03 \x01(\v2\x16.berth.core.v1.FailureR\afailure\"\xfb\x02\n" +
+	"\afailure\x18\x03 \x01(\v2\x16.berth.core.v1.FailureR\afailure\"\xf8\x05\n" +
 	"\x05Reply\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x122\n" +
@@ -1784,7 +2699,13 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x06delete\x18\x04 \x01(\v2\x1e.berth.identity.v1.DeleteReplyH\x00R\x06delete\x125\n" +
 	"\x05renew\x18\x05 \x01(\v2\x1d.berth.identity.v1.RenewReplyH\x00R\x05renew\x128\n" +
 	"\x06status\x18\x06 \x01(\v2\x1e.berth.identity.v1.StatusReplyH\x00R\x06status\x122\n" +
-	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureH\x00R\afailureB\t\n" +
+	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureH\x00R\afailure\x12A\n" +
+	"\tfrontends\x18\b \x01(\v2!.berth.identity.v1.FrontendsReplyH\x00R\tfrontends\x12Q\n" +
+	"\x0frevoke_frontend\x18\t \x01(\v2&.berth.identity.v1.RevokeFrontendReplyH\x00R\x0erevokeFrontend\x12N\n" +
+	"\x0eadmin_sessions\x18\n" +
+	" \x01(\v2%.berth.identity.v1.AdminSessionsReplyH\x00R\radminSessions\x12H\n" +
+	"\fadmin_attach\x18\v \x01(\v2#.berth.identity.v1.AdminAttachReplyH\x00R\vadminAttach\x12K\n" +
+	"\radmin_suspend\x18\f \x01(\v2$.berth.identity.v1.AdminSuspendReplyH\x00R\fadminSuspendB\t\n" +
 	"\aoutcome\"\xa2\x02\n" +
 	"\tRiskFacts\x12%\n" +
 	"\x0euntrusted_code\x18\x01 \x01(\bR\runtrustedCode\x12\x1f\n" +
@@ -1795,7 +2716,7 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\vcode_author\x18\x04 \x01(\x0e2\x1d.berth.identity.v1.CodeAuthorR\n" +
 	"codeAuthor\x124\n" +
 	"\x05tools\x18\x05 \x01(\x0e2\x1e.berth.identity.v1.ToolBreadthR\x05tools\x128\n" +
-	"\anetwork\x18\x06 \x01(\x0e2\x1e.berth.identity.v1.NetworkNeedR\anetwork\"\xaa\x03\n" +
+	"\anetwork\x18\x06 \x01(\x0e2\x1e.berth.identity.v1.NetworkNeedR\anetwork\"\xc0\x03\n" +
 	"\vOpenRequest\x12!\n" +
 	"\fsession_name\x18\x01 \x01(\tR\vsessionName\x12<\n" +
 	"\vpersistence\x18\x02 \x01(\x0e2\x1a.berth.core.v1.PersistenceR\vpersistence\x12\x1a\n" +
@@ -1808,7 +2729,8 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x04plan\x18\b \x01(\tR\x04plan\x12-\n" +
 	"\x12budget_reservation\x18\t \x01(\tR\x11budgetReservation\x12)\n" +
 	"\x10legacy_reference\x18\n" +
-	" \x01(\tR\x0flegacyReference\"1\n" +
+	" \x01(\tR\x0flegacyReference\x12\x14\n" +
+	"\x05verbs\x18\v \x03(\tR\x05verbs\"1\n" +
 	"\fCloseRequest\x12!\n" +
 	"\fsession_name\x18\x01 \x01(\tR\vsessionName\"2\n" +
 	"\rDeleteRequest\x12!\n" +
@@ -1876,7 +2798,67 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x04door\x18\x05 \x01(\tR\x04door\x12\x1a\n" +
 	"\badmitted\x18\x06 \x01(\bR\badmitted\x120\n" +
 	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureR\afailure\x12*\n" +
-	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at*\x8d\x01\n" +
+	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x12\n" +
+	"\x10FrontendsRequest\"K\n" +
+	"\x0eFrontendsReply\x129\n" +
+	"\tfrontends\x18\x01 \x03(\v2\x1b.berth.identity.v1.ActedForR\tfrontends\"\xe5\x01\n" +
+	"\bActedFor\x12\x1a\n" +
+	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x16\n" +
+	"\x06acting\x18\x02 \x01(\tR\x06acting\x125\n" +
+	"\bfirst_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\afirstAt\x123\n" +
+	"\alast_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x06lastAt\x129\n" +
+	"\n" +
+	"revoked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\trevokedAt\"I\n" +
+	"\x15RevokeFrontendRequest\x12\x1a\n" +
+	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x14\n" +
+	"\x05allow\x18\x02 \x01(\bR\x05allow\"N\n" +
+	"\x13RevokeFrontendReply\x127\n" +
+	"\bfrontend\x18\x01 \x01(\v2\x1b.berth.identity.v1.ActedForR\bfrontend\"B\n" +
+	"\x14AdminSessionsRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"e\n" +
+	"\x12AdminSessionsReply\x12;\n" +
+	"\bsessions\x18\x01 \x03(\v2\x1f.berth.identity.v1.AdminSessionR\bsessions\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"\x88\x02\n" +
+	"\fAdminSession\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\tR\x06handle\x12*\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\x12\x1a\n" +
+	"\btemplate\x18\x03 \x01(\tR\btemplate\x12'\n" +
+	"\x04tier\x18\x04 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x129\n" +
+	"\n" +
+	"changed_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x124\n" +
+	"\n" +
+	"generation\x18\x06 \x01(\v2\x14.berth.core.v1.StampR\n" +
+	"generation\"\xf4\x01\n" +
+	"\x12AdminAttachRequest\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\tR\x06handle\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06issuer\x18\x03 \x01(\tR\x06issuer\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x124\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\v2\x14.berth.core.v1.StampR\n" +
+	"generation\x12\x14\n" +
+	"\x05verbs\x18\x06 \x03(\tR\x05verbs\x12\x16\n" +
+	"\x06tenant\x18\a \x01(\tR\x06tenant\x12\x18\n" +
+	"\asession\x18\b \x01(\tR\asession\"\xd7\x01\n" +
+	"\x10AdminAttachReply\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x127\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x1b.berth.identity.v1.EndpointR\bendpoint\x12\x14\n" +
+	"\x05grant\x18\x03 \x01(\tR\x05grant\x12?\n" +
+	"\rgrant_expires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\fgrantExpires\"}\n" +
+	"\x13AdminSuspendRequest\x12\x16\n" +
+	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x1c\n" +
+	"\tsuspended\x18\x03 \x01(\bR\tsuspended\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x13\n" +
+	"\x11AdminSuspendReply\"\xf1\x01\n" +
+	"\bAttached\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12$\n" +
+	"\x02by\x18\x02 \x01(\v2\x14.berth.core.v1.ActorR\x02by\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05verbs\x18\x04 \x03(\tR\x05verbs\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x120\n" +
+	"\x05until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05until*\x8d\x01\n" +
 	"\n" +
 	"CodeAuthor\x12\x1b\n" +
 	"\x17CODE_AUTHOR_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -1909,7 +2891,7 @@ func file_berth_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_berth_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_berth_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_berth_identity_v1_identity_proto_goTypes = []any{
 	(CodeAuthor)(0),               // 0: berth.identity.v1.CodeAuthor
 	(ToolBreadth)(0),              // 1: berth.identity.v1.ToolBreadth
@@ -1935,64 +2917,101 @@ var file_berth_identity_v1_identity_proto_goTypes = []any{
 	(*KeysRequest)(nil),           // 21: berth.identity.v1.KeysRequest
 	(*KeysReply)(nil),             // 22: berth.identity.v1.KeysReply
 	(*Audit)(nil),                 // 23: berth.identity.v1.Audit
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*v1.Failure)(nil),            // 25: berth.core.v1.Failure
-	(v1.Persistence)(0),           // 26: berth.core.v1.Persistence
-	(v1.Tier)(0),                  // 27: berth.core.v1.Tier
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*v1.Limits)(nil),             // 29: berth.core.v1.Limits
-	(v1.Origin)(0),                // 30: berth.core.v1.Origin
-	(*v1.SessionRef)(nil),         // 31: berth.core.v1.SessionRef
-	(*v1.Timing)(nil),             // 32: berth.core.v1.Timing
-	(v1.State)(0),                 // 33: berth.core.v1.State
-	(*v1.Terms)(nil),              // 34: berth.core.v1.Terms
-	(*v1.Actor)(nil),              // 35: berth.core.v1.Actor
+	(*FrontendsRequest)(nil),      // 24: berth.identity.v1.FrontendsRequest
+	(*FrontendsReply)(nil),        // 25: berth.identity.v1.FrontendsReply
+	(*ActedFor)(nil),              // 26: berth.identity.v1.ActedFor
+	(*RevokeFrontendRequest)(nil), // 27: berth.identity.v1.RevokeFrontendRequest
+	(*RevokeFrontendReply)(nil),   // 28: berth.identity.v1.RevokeFrontendReply
+	(*AdminSessionsRequest)(nil),  // 29: berth.identity.v1.AdminSessionsRequest
+	(*AdminSessionsReply)(nil),    // 30: berth.identity.v1.AdminSessionsReply
+	(*AdminSession)(nil),          // 31: berth.identity.v1.AdminSession
+	(*AdminAttachRequest)(nil),    // 32: berth.identity.v1.AdminAttachRequest
+	(*AdminAttachReply)(nil),      // 33: berth.identity.v1.AdminAttachReply
+	(*AdminSuspendRequest)(nil),   // 34: berth.identity.v1.AdminSuspendRequest
+	(*AdminSuspendReply)(nil),     // 35: berth.identity.v1.AdminSuspendReply
+	(*Attached)(nil),              // 36: berth.identity.v1.Attached
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*v1.Failure)(nil),            // 38: berth.core.v1.Failure
+	(v1.Persistence)(0),           // 39: berth.core.v1.Persistence
+	(v1.Tier)(0),                  // 40: berth.core.v1.Tier
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*v1.Limits)(nil),             // 42: berth.core.v1.Limits
+	(v1.Origin)(0),                // 43: berth.core.v1.Origin
+	(*v1.SessionRef)(nil),         // 44: berth.core.v1.SessionRef
+	(*v1.Timing)(nil),             // 45: berth.core.v1.Timing
+	(v1.State)(0),                 // 46: berth.core.v1.State
+	(*v1.Terms)(nil),              // 47: berth.core.v1.Terms
+	(*v1.Actor)(nil),              // 48: berth.core.v1.Actor
+	(*v1.Stamp)(nil),              // 49: berth.core.v1.Stamp
 }
 var file_berth_identity_v1_identity_proto_depIdxs = []int32{
-	24, // 0: berth.identity.v1.Envelope.time:type_name -> google.protobuf.Timestamp
-	25, // 1: berth.identity.v1.SealedReply.failure:type_name -> berth.core.v1.Failure
+	37, // 0: berth.identity.v1.Envelope.time:type_name -> google.protobuf.Timestamp
+	38, // 1: berth.identity.v1.SealedReply.failure:type_name -> berth.core.v1.Failure
 	15, // 2: berth.identity.v1.Reply.open:type_name -> berth.identity.v1.OpenReply
 	16, // 3: berth.identity.v1.Reply.close:type_name -> berth.identity.v1.CloseReply
 	17, // 4: berth.identity.v1.Reply.delete:type_name -> berth.identity.v1.DeleteReply
 	18, // 5: berth.identity.v1.Reply.renew:type_name -> berth.identity.v1.RenewReply
 	19, // 6: berth.identity.v1.Reply.status:type_name -> berth.identity.v1.StatusReply
-	25, // 7: berth.identity.v1.Reply.failure:type_name -> berth.core.v1.Failure
-	0,  // 8: berth.identity.v1.RiskFacts.code_author:type_name -> berth.identity.v1.CodeAuthor
-	1,  // 9: berth.identity.v1.RiskFacts.tools:type_name -> berth.identity.v1.ToolBreadth
-	2,  // 10: berth.identity.v1.RiskFacts.network:type_name -> berth.identity.v1.NetworkNeed
-	26, // 11: berth.identity.v1.OpenRequest.persistence:type_name -> berth.core.v1.Persistence
-	7,  // 12: berth.identity.v1.OpenRequest.risk:type_name -> berth.identity.v1.RiskFacts
-	27, // 13: berth.identity.v1.OpenRequest.min_tier:type_name -> berth.core.v1.Tier
-	28, // 14: berth.identity.v1.OpenRequest.wait:type_name -> google.protobuf.Duration
-	29, // 15: berth.identity.v1.Place.limits:type_name -> berth.core.v1.Limits
-	28, // 16: berth.identity.v1.Place.idle:type_name -> google.protobuf.Duration
-	30, // 17: berth.identity.v1.Place.origin:type_name -> berth.core.v1.Origin
-	24, // 18: berth.identity.v1.Place.restored_as_of:type_name -> google.protobuf.Timestamp
-	31, // 19: berth.identity.v1.OpenReply.session:type_name -> berth.core.v1.SessionRef
-	30, // 20: berth.identity.v1.OpenReply.origin:type_name -> berth.core.v1.Origin
-	24, // 21: berth.identity.v1.OpenReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	13, // 22: berth.identity.v1.OpenReply.endpoint:type_name -> berth.identity.v1.Endpoint
-	24, // 23: berth.identity.v1.OpenReply.grant_expires:type_name -> google.protobuf.Timestamp
-	14, // 24: berth.identity.v1.OpenReply.place:type_name -> berth.identity.v1.Place
-	32, // 25: berth.identity.v1.OpenReply.timing:type_name -> berth.core.v1.Timing
-	31, // 26: berth.identity.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
-	33, // 27: berth.identity.v1.CloseReply.state:type_name -> berth.core.v1.State
-	31, // 28: berth.identity.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
-	33, // 29: berth.identity.v1.DeleteReply.state:type_name -> berth.core.v1.State
-	24, // 30: berth.identity.v1.RenewReply.grant_expires:type_name -> google.protobuf.Timestamp
-	20, // 31: berth.identity.v1.StatusReply.sessions:type_name -> berth.identity.v1.SessionStatus
-	31, // 32: berth.identity.v1.SessionStatus.session:type_name -> berth.core.v1.SessionRef
-	33, // 33: berth.identity.v1.SessionStatus.state:type_name -> berth.core.v1.State
-	34, // 34: berth.identity.v1.SessionStatus.terms:type_name -> berth.core.v1.Terms
-	24, // 35: berth.identity.v1.SessionStatus.changed_at:type_name -> google.protobuf.Timestamp
-	35, // 36: berth.identity.v1.Audit.actor:type_name -> berth.core.v1.Actor
-	25, // 37: berth.identity.v1.Audit.failure:type_name -> berth.core.v1.Failure
-	24, // 38: berth.identity.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	38, // 7: berth.identity.v1.Reply.failure:type_name -> berth.core.v1.Failure
+	25, // 8: berth.identity.v1.Reply.frontends:type_name -> berth.identity.v1.FrontendsReply
+	28, // 9: berth.identity.v1.Reply.revoke_frontend:type_name -> berth.identity.v1.RevokeFrontendReply
+	30, // 10: berth.identity.v1.Reply.admin_sessions:type_name -> berth.identity.v1.AdminSessionsReply
+	33, // 11: berth.identity.v1.Reply.admin_attach:type_name -> berth.identity.v1.AdminAttachReply
+	35, // 12: berth.identity.v1.Reply.admin_suspend:type_name -> berth.identity.v1.AdminSuspendReply
+	0,  // 13: berth.identity.v1.RiskFacts.code_author:type_name -> berth.identity.v1.CodeAuthor
+	1,  // 14: berth.identity.v1.RiskFacts.tools:type_name -> berth.identity.v1.ToolBreadth
+	2,  // 15: berth.identity.v1.RiskFacts.network:type_name -> berth.identity.v1.NetworkNeed
+	39, // 16: berth.identity.v1.OpenRequest.persistence:type_name -> berth.core.v1.Persistence
+	7,  // 17: berth.identity.v1.OpenRequest.risk:type_name -> berth.identity.v1.RiskFacts
+	40, // 18: berth.identity.v1.OpenRequest.min_tier:type_name -> berth.core.v1.Tier
+	41, // 19: berth.identity.v1.OpenRequest.wait:type_name -> google.protobuf.Duration
+	42, // 20: berth.identity.v1.Place.limits:type_name -> berth.core.v1.Limits
+	41, // 21: berth.identity.v1.Place.idle:type_name -> google.protobuf.Duration
+	43, // 22: berth.identity.v1.Place.origin:type_name -> berth.core.v1.Origin
+	37, // 23: berth.identity.v1.Place.restored_as_of:type_name -> google.protobuf.Timestamp
+	44, // 24: berth.identity.v1.OpenReply.session:type_name -> berth.core.v1.SessionRef
+	43, // 25: berth.identity.v1.OpenReply.origin:type_name -> berth.core.v1.Origin
+	37, // 26: berth.identity.v1.OpenReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	13, // 27: berth.identity.v1.OpenReply.endpoint:type_name -> berth.identity.v1.Endpoint
+	37, // 28: berth.identity.v1.OpenReply.grant_expires:type_name -> google.protobuf.Timestamp
+	14, // 29: berth.identity.v1.OpenReply.place:type_name -> berth.identity.v1.Place
+	45, // 30: berth.identity.v1.OpenReply.timing:type_name -> berth.core.v1.Timing
+	44, // 31: berth.identity.v1.CloseReply.session:type_name -> berth.core.v1.SessionRef
+	46, // 32: berth.identity.v1.CloseReply.state:type_name -> berth.core.v1.State
+	44, // 33: berth.identity.v1.DeleteReply.session:type_name -> berth.core.v1.SessionRef
+	46, // 34: berth.identity.v1.DeleteReply.state:type_name -> berth.core.v1.State
+	37, // 35: berth.identity.v1.RenewReply.grant_expires:type_name -> google.protobuf.Timestamp
+	20, // 36: berth.identity.v1.StatusReply.sessions:type_name -> berth.identity.v1.SessionStatus
+	44, // 37: berth.identity.v1.SessionStatus.session:type_name -> berth.core.v1.SessionRef
+	46, // 38: berth.identity.v1.SessionStatus.state:type_name -> berth.core.v1.State
+	47, // 39: berth.identity.v1.SessionStatus.terms:type_name -> berth.core.v1.Terms
+	37, // 40: berth.identity.v1.SessionStatus.changed_at:type_name -> google.protobuf.Timestamp
+	48, // 41: berth.identity.v1.Audit.actor:type_name -> berth.core.v1.Actor
+	38, // 42: berth.identity.v1.Audit.failure:type_name -> berth.core.v1.Failure
+	37, // 43: berth.identity.v1.Audit.at:type_name -> google.protobuf.Timestamp
+	26, // 44: berth.identity.v1.FrontendsReply.frontends:type_name -> berth.identity.v1.ActedFor
+	37, // 45: berth.identity.v1.ActedFor.first_at:type_name -> google.protobuf.Timestamp
+	37, // 46: berth.identity.v1.ActedFor.last_at:type_name -> google.protobuf.Timestamp
+	37, // 47: berth.identity.v1.ActedFor.revoked_at:type_name -> google.protobuf.Timestamp
+	26, // 48: berth.identity.v1.RevokeFrontendReply.frontend:type_name -> berth.identity.v1.ActedFor
+	31, // 49: berth.identity.v1.AdminSessionsReply.sessions:type_name -> berth.identity.v1.AdminSession
+	46, // 50: berth.identity.v1.AdminSession.state:type_name -> berth.core.v1.State
+	40, // 51: berth.identity.v1.AdminSession.tier:type_name -> berth.core.v1.Tier
+	37, // 52: berth.identity.v1.AdminSession.changed_at:type_name -> google.protobuf.Timestamp
+	49, // 53: berth.identity.v1.AdminSession.generation:type_name -> berth.core.v1.Stamp
+	49, // 54: berth.identity.v1.AdminAttachRequest.generation:type_name -> berth.core.v1.Stamp
+	44, // 55: berth.identity.v1.AdminAttachReply.session:type_name -> berth.core.v1.SessionRef
+	13, // 56: berth.identity.v1.AdminAttachReply.endpoint:type_name -> berth.identity.v1.Endpoint
+	37, // 57: berth.identity.v1.AdminAttachReply.grant_expires:type_name -> google.protobuf.Timestamp
+	44, // 58: berth.identity.v1.Attached.session:type_name -> berth.core.v1.SessionRef
+	48, // 59: berth.identity.v1.Attached.by:type_name -> berth.core.v1.Actor
+	37, // 60: berth.identity.v1.Attached.at:type_name -> google.protobuf.Timestamp
+	37, // 61: berth.identity.v1.Attached.until:type_name -> google.protobuf.Timestamp
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_berth_identity_v1_identity_proto_init() }
@@ -2007,6 +3026,11 @@ func file_berth_identity_v1_identity_proto_init() {
 		(*Reply_Renew)(nil),
 		(*Reply_Status)(nil),
 		(*Reply_Failure)(nil),
+		(*Reply_Frontends)(nil),
+		(*Reply_RevokeFrontend)(nil),
+		(*Reply_AdminSessions)(nil),
+		(*Reply_AdminAttach)(nil),
+		(*Reply_AdminSuspend)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2014,7 +3038,7 @@ func file_berth_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_identity_v1_identity_proto_rawDesc), len(file_berth_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   21,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
