@@ -190,7 +190,9 @@ func (x *exchange) verify(ctx context.Context) ([]core.Command, error) {
 		return x.decide(ctx, core.TokenBad{Kind: errs.Kind(err), Reason: reasonOf(err)})
 	}
 	x.expires = tok.Expires
-	return x.decide(ctx, core.TokenGood{Token: core.Token(tok)})
+	return x.decide(ctx, core.TokenGood{Token: core.Token{
+		Issuer: tok.Issuer, Subject: tok.Subject, Audience: tok.Audience, Expires: tok.Expires, NotBefore: tok.NotBefore, IssuedAt: tok.IssuedAt,
+	}})
 }
 
 // step notes how long a part took.

@@ -13,6 +13,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -56,6 +57,11 @@ type Token struct {
 	Expires   time.Time
 	NotBefore time.Time
 	IssuedAt  time.Time
+	// Acting is who acts for the subject, by the outermost act claim; empty
+	// when nobody does.
+	Acting string
+
+	claims map[string]json.RawMessage
 }
 
 // Verifier verifies tokens of registered issuers. It is safe for concurrent use.
@@ -180,7 +186,7 @@ func (v *Verifier) Verify(ctx context.Context, raw string) (Token, error) {
 
 func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 	const op = "verify token"
-	iss, err := unverifiedIssuer(raw)
+	iss, claims, err := unverified(raw)
 	if err != nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
@@ -196,21 +202,33 @@ func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 	if err != nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token is malformed, or not signed by its issuer with an algorithm that is allowed")
 	}
-	var extra struct {
-		NotBefore *json.Number `json:"nbf"`
+	out := Token{Issuer: t.Issuer, Subject: t.Subject, Audience: t.Audience, Expires: given(t.Expiry), IssuedAt: given(t.IssuedAt), claims: claims}
+	if out.NotBefore, err = notBefore(claims); err != nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
-	if err := t.Claims(&extra); err != nil {
-		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's nbf claim is no number")
-	}
-	out := Token{Issuer: t.Issuer, Subject: t.Subject, Audience: t.Audience, Expires: given(t.Expiry), IssuedAt: given(t.IssuedAt)}
-	if extra.NotBefore != nil {
-		sec, err := extra.NotBefore.Float64()
-		if err != nil || sec < 0 || sec > 1e11 {
-			return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's nbf claim is no time")
-		}
-		out.NotBefore = time.Unix(int64(sec), 0)
+	if out.Acting, err = actingIn(claims); err != nil {
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
 	return out, nil
+}
+
+// notBefore is the time of the nbf claim, zero without one.
+func notBefore(claims map[string]json.RawMessage) (time.Time, error) {
+	raw, ok := claims["nbf"]
+	if !ok {
+		return time.Time{}, nil
+	}
+	var n *float64
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return time.Time{}, errors.New("the token's nbf claim is no number")
+	}
+	if n == nil {
+		return time.Time{}, nil
+	}
+	if *n < 0 || *n > 1e11 {
+		return time.Time{}, errors.New("the token's nbf claim is no time")
+	}
+	return time.Unix(int64(*n), 0), nil
 }
 
 // given turns the time of an absent claim into the zero time.
@@ -221,25 +239,29 @@ func given(t time.Time) time.Time {
 	return t
 }
 
-// unverifiedIssuer reads which issuer a token claims, only to choose the keys
-// that it is then verified with.
-func unverifiedIssuer(raw string) (string, error) {
+// unverified takes a token apart before its signature is checked, to know
+// which issuer's keys it is then checked with. It refuses what can be read in
+// two ways. No error of it quotes the token.
+func unverified(raw string) (iss string, claims map[string]json.RawMessage, err error) {
 	if len(raw) > MaxBytes {
-		return "", fmt.Errorf("the token is %d bytes long, at most %d are allowed", len(raw), MaxBytes)
+		return "", nil, fmt.Errorf("the token is %d bytes long, at most %d are allowed", len(raw), MaxBytes)
 	}
 	parts := strings.Split(raw, ".")
 	if len(parts) != 3 {
-		return "", fmt.Errorf("the token is no JWT")
+		return "", nil, errors.New("the token is no JWT")
 	}
-	body, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return "", fmt.Errorf("the token is no JWT")
+	for i, what := range []string{"header", "payload"} {
+		part, err := base64.RawURLEncoding.Strict().DecodeString(parts[i])
+		if err != nil {
+			return "", nil, errors.New("the token is no JWT")
+		}
+		if claims, err = object(part); err != nil {
+			return "", nil, fmt.Errorf("the token's %s is not clear: %w", what, err)
+		}
 	}
-	var c struct {
-		Issuer string `json:"iss"`
+	iss, ok := Token{claims: claims}.Claim("iss")
+	if !ok || iss == "" {
+		return "", nil, errors.New("the token names no issuer")
 	}
-	if err := json.Unmarshal(body, &c); err != nil || c.Issuer == "" {
-		return "", fmt.Errorf("the token names no issuer")
-	}
-	return c.Issuer, nil
+	return iss, claims, nil
 }
