@@ -43,6 +43,10 @@ type Policy struct {
 	Entries []Entry
 	// SessionKeys are the live versions of the derivation key, newest first.
 	SessionKeys [][]byte
+	// Tenants and Frontends are known ones; one that is missing is not suspended. Users are suspended ones.
+	Tenants   map[ids.Tenant]TenantRules
+	Frontends map[FrontendID]LoginRules
+	Users     map[Principal]UserRules
 }
 
 // Entry maps an issuer and an audience to a tenant.
@@ -50,10 +54,19 @@ type Entry struct {
 	Issuer   string
 	Audience string
 	Tenant   ids.Tenant
-	Plan     string
-	Floor    corev1.Tier
+	// Plan of users whose token names none.
+	Plan  string
+	Floor corev1.Tier
 	// Frontends that may carry such tokens; empty means every one of the tenant.
 	Frontends []ids.Frontend
+	// Tolerance is how far the issuer's clock may differ: zero means 30 s, less than zero not at all.
+	Tolerance time.Duration
+	// PlanClaim names the claim whose values Plans maps to plans; empty means none.
+	PlanClaim string
+	Plans     map[string]string
+	// GroupsClaim names the claim that lists groups; tokens with one of AdminGroups are of administrators.
+	GroupsClaim string
+	AdminGroups []string
 }
 
 // Token holds the facts of a token whose signature is good.
@@ -64,6 +77,8 @@ type Token struct {
 	Expires   time.Time
 	NotBefore time.Time // zero when absent
 	IssuedAt  time.Time // zero when absent
+	// Claims are the rest; nil means none.
+	Claims Claims
 }
 
 // State is one request under way.
