@@ -40,7 +40,9 @@ type Tenant struct {
 	SuspendedWhy string                 `protobuf:"bytes,6,opt,name=suspended_why,json=suspendedWhy,proto3" json:"suspended_why,omitempty"`
 	ChangedAt    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	// Revision of the record; a change names the one that it saw, 0 for a new one.
-	Revision      uint64 `protobuf:"varint,8,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,8,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Comes from identity's own configuration and cannot be changed by commands, only suspended.
+	Configured    bool `protobuf:"varint,9,opt,name=configured,proto3" json:"configured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,6 +131,13 @@ func (x *Tenant) GetRevision() uint64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *Tenant) GetConfigured() bool {
+	if x != nil {
+		return x.Configured
+	}
+	return false
 }
 
 // Issuer maps an issuer and an audience to a tenant.
@@ -1104,13 +1113,15 @@ func (*SuspendReply) Descriptor() ([]byte, []int) {
 
 // Suspension names whom it meets: the tenant; with issuer and subject one user; with frontend one frontend.
 type Suspension struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Issuer        string                 `protobuf:"bytes,2,opt,name=issuer,proto3" json:"issuer,omitempty"`
-	Subject       string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
-	Frontend      string                 `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
-	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Issuer   string                 `protobuf:"bytes,2,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Subject  string                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Frontend string                 `protobuf:"bytes,4,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Reason   string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	At       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
+	// "operator" or "administrator": what an operator set, an administrator of the tenant cannot lift.
+	By            string `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1185,6 +1196,13 @@ func (x *Suspension) GetAt() *timestamppb.Timestamp {
 		return x.At
 	}
 	return nil
+}
+
+func (x *Suspension) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
 }
 
 // OperatorAttachRequest is an AdminAttachRequest of an operator, sealed because its answer holds a grant.
@@ -1359,7 +1377,7 @@ var File_berth_identity_v1_registry_proto protoreflect.FileDescriptor
 
 const file_berth_identity_v1_registry_proto_rawDesc = "" +
 	"\n" +
-	" berth/identity/v1/registry.proto\x12\x11berth.identity.v1\x1a berth/identity/v1/identity.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x90\x02\n" +
+	" berth/identity/v1/registry.proto\x12\x11berth.identity.v1\x1a berth/identity/v1/identity.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x02\n" +
 	"\x06Tenant\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04plan\x18\x02 \x01(\tR\x04plan\x12\x1d\n" +
@@ -1370,7 +1388,10 @@ const file_berth_identity_v1_registry_proto_rawDesc = "" +
 	"\rsuspended_why\x18\x06 \x01(\tR\fsuspendedWhy\x129\n" +
 	"\n" +
 	"changed_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\x12\x1a\n" +
-	"\brevision\x18\b \x01(\x04R\brevision\"\xef\x04\n" +
+	"\brevision\x18\b \x01(\x04R\brevision\x12\x1e\n" +
+	"\n" +
+	"configured\x18\t \x01(\bR\n" +
+	"configured\"\xef\x04\n" +
 	"\x06Issuer\x12\x16\n" +
 	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x1a\n" +
 	"\baudience\x18\x02 \x01(\tR\baudience\x12\x16\n" +
@@ -1450,7 +1471,7 @@ const file_berth_identity_v1_registry_proto_rawDesc = "" +
 	"\x0eSuspendRequest\x121\n" +
 	"\x04what\x18\x01 \x01(\v2\x1d.berth.identity.v1.SuspensionR\x04what\x12\x1c\n" +
 	"\tsuspended\x18\x02 \x01(\bR\tsuspended\"\x0e\n" +
-	"\fSuspendReply\"\xb6\x01\n" +
+	"\fSuspendReply\"\xc6\x01\n" +
 	"\n" +
 	"Suspension\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
@@ -1458,7 +1479,8 @@ const file_berth_identity_v1_registry_proto_rawDesc = "" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x1a\n" +
 	"\bfrontend\x18\x04 \x01(\tR\bfrontend\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12*\n" +
-	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"/\n" +
+	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x0e\n" +
+	"\x02by\x18\a \x01(\tR\x02by\"/\n" +
 	"\x15OperatorAttachRequest\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\"\xd2\x01\n" +
 	"\x0eOperatorAttach\x127\n" +
