@@ -1,15 +1,17 @@
 // Package tokens verifies users' tokens with the keys of their issuers. It
 // guarantees that a token is believed only after go-oidc checked its signature
 // with a key of the issuer that it names, by an algorithm that the registry
-// allows; it judges neither audience nor times, which the core does. Keys come
-// from OIDC discovery or a file, are cached, fetched again when a token names
-// a new one or after ten minutes, and at most once a second, so that forged
-// tokens cannot make identity flood an issuer.
+// allows; it judges neither audience nor times, which the core does. A token
+// that two parsers could read in two ways is refused before that. Keys come
+// from OIDC discovery or a file. Fetched ones are cached, fetched again when a
+// token names a new one or after some minutes, never more than one fetch a
+// second, and used for up to an hour while their issuer cannot be reached; so
+// forged tokens cannot make identity flood an issuer, and an issuer that is
+// slow or down delays nobody whose key is known.
 package tokens
 
 import (
 	"context"
-	"crypto"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -23,6 +25,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
@@ -66,7 +70,8 @@ type Token struct {
 
 // Verifier verifies tokens of registered issuers. It is safe for concurrent use.
 type Verifier struct {
-	issuers map[string]*oidc.IDTokenVerifier
+	client  *http.Client
+	issuers map[string]*trusted
 
 	mu     sync.Mutex
 	recent map[[sha256.Size]byte]verified
@@ -86,37 +91,67 @@ const (
 	maxRecent = 4096
 )
 
+// trusted is a registered issuer with its keys.
+type trusted struct {
+	how      Issuer
+	keys     oidc.KeySet
+	verifier *oidc.IDTokenVerifier
+}
+
 // New makes a verifier; client fetches keys, nil is one with sane time-outs.
 // Nothing is fetched before the first token of an issuer.
 func New(issuers []Issuer, client *http.Client) (*Verifier, error) {
 	if client == nil {
-		client = &http.Client{Timeout: 5 * time.Second}
+		client = &http.Client{Timeout: usual.fetch}
 	}
-	v := &Verifier{issuers: map[string]*oidc.IDTokenVerifier{}, recent: map[[sha256.Size]byte]verified{}}
+	return (&Verifier{client: client}).With(issuers)
+}
+
+// With makes a verifier for a changed registry. Keys that were fetched of
+// issuers which did not change go along, so that a change elsewhere neither
+// fetches nor depends on them being reachable now; the verifications that
+// count for a while do not.
+func (v *Verifier) With(issuers []Issuer) (*Verifier, error) {
+	next := &Verifier{client: v.client, issuers: map[string]*trusted{}, recent: map[[sha256.Size]byte]verified{}}
 	for _, i := range issuers {
-		if _, twice := v.issuers[i.URL]; twice {
+		if _, twice := next.issuers[i.URL]; twice {
 			continue
 		}
-		if err := checkURL(i.URL); err != nil {
-			return nil, err
+		if had := v.issuers[i.URL]; had != nil && i.JWKSFile == "" && had.how.JWKSFile == "" && slices.Equal(had.how.Algs, i.Algs) {
+			next.issuers[i.URL] = had
+			continue
 		}
-		if len(i.Algs) == 0 {
-			i.Algs = Algs
-		}
-		for _, a := range i.Algs {
-			if !slices.Contains(known, a) {
-				return nil, errs.Errorf("register issuer", errkind.Invalid, "%s: %q is no signature algorithm with a public key", i.URL, a)
-			}
-		}
-		keys, err := keySetOf(i, client)
+		t, err := trust(i, v.client)
 		if err != nil {
 			return nil, err
 		}
-		v.issuers[i.URL] = oidc.NewVerifier(i.URL, keys, &oidc.Config{
-			SupportedSigningAlgs: i.Algs, SkipClientIDCheck: true, SkipExpiryCheck: true,
-		})
+		next.issuers[i.URL] = t
 	}
-	return v, nil
+	return next, nil
+}
+
+func trust(i Issuer, client *http.Client) (*trusted, error) {
+	if err := checkURL(i.URL); err != nil {
+		return nil, err
+	}
+	names := i.Algs
+	if len(names) == 0 {
+		names = Algs
+	}
+	algs := make([]jose.SignatureAlgorithm, 0, len(names))
+	for _, a := range names {
+		if !slices.Contains(known, a) {
+			return nil, errs.Errorf("register issuer", errkind.Invalid, "%s: %q is no signature algorithm with a public key", i.URL, a)
+		}
+		algs = append(algs, jose.SignatureAlgorithm(a))
+	}
+	keys, err := keySetOf(i, algs, client)
+	if err != nil {
+		return nil, err
+	}
+	return &trusted{how: i, keys: keys, verifier: oidc.NewVerifier(i.URL, keys, &oidc.Config{
+		SupportedSigningAlgs: names, SkipClientIDCheck: true, SkipExpiryCheck: true,
+	})}, nil
 }
 
 // checkURL allows https, and http only where nobody can listen in.
@@ -132,28 +167,48 @@ func checkURL(raw string) error {
 	return errs.Errorf("register issuer", errkind.Invalid, "%q must begin with https:// unless it is a loopback address", raw)
 }
 
-func keySetOf(i Issuer, client *http.Client) (oidc.KeySet, error) {
+// checkFetch allows what checkURL does, with a query, which some issuers have
+// in the address of their keys.
+func checkFetch(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return errs.E("fetch keys", errkind.Invalid, "", "the address of the keys is no URL")
+	}
+	u.RawQuery = ""
+	return checkURL(u.String())
+}
+
+func keySetOf(i Issuer, algs []jose.SignatureAlgorithm, client *http.Client) (oidc.KeySet, error) {
 	if i.JWKSFile == "" {
-		return newRemote(i.URL, client), nil
+		return &remote{url: i.URL, client: guarded(client), algs: algs, pace: usual, missing: map[string]bool{}}, nil
 	}
 	raw, err := os.ReadFile(i.JWKSFile)
 	if err != nil {
 		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
 	}
-	var set jose.JSONWebKeySet
-	if err := json.Unmarshal(raw, &set); err != nil {
-		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
+	keys, err := parseJWKS(raw)
+	if err != nil {
+		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, fmt.Errorf("%s: %w", i.JWKSFile, err))
 	}
-	static := &oidc.StaticKeySet{}
-	for _, k := range set.Keys {
-		if k.IsPublic() && k.Valid() && (k.Use == "" || k.Use == "sig") {
-			static.PublicKeys = append(static.PublicKeys, crypto.PublicKey(k.Key))
-		}
+	return static{keys, algs}, nil
+}
+
+// static is a key set that does not change.
+type static struct {
+	keys []jose.JSONWebKey
+	algs []jose.SignatureAlgorithm
+}
+
+// VerifySignature is called by go-oidc.
+func (s static) VerifySignature(_ context.Context, jwt string) ([]byte, error) {
+	jws, err := jose.ParseSigned(jwt, s.algs)
+	if err != nil {
+		return nil, errForged
 	}
-	if len(static.PublicKeys) == 0 {
-		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, i.JWKSFile+" holds no public signing key")
+	if payload, ok := fits(s.keys, jws); ok {
+		return payload, nil
 	}
-	return static, nil
+	return nil, errForged
 }
 
 // MaxBytes bounds a token.
@@ -190,12 +245,12 @@ func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 	if err != nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
-	verifier := v.issuers[iss]
-	if verifier == nil {
+	issuer := v.issuers[iss]
+	if issuer == nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token's issuer is not registered here")
 	}
 	var fault fetchFault
-	t, err := verifier.Verify(context.WithValue(ctx, faultKey{}, &fault), raw)
+	t, err := issuer.verifier.Verify(context.WithValue(ctx, faultKey{}, &fault), raw)
 	if err != nil && fault.err != nil {
 		return Token{}, errs.E(op, errkind.Unavailable, "", fmt.Errorf("the keys of issuer %s cannot be fetched now: %w", iss, fault.err))
 	}
@@ -206,10 +261,35 @@ func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 	if out.NotBefore, err = notBefore(claims); err != nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
-	if out.Acting, err = actingIn(claims); err != nil {
+	if out.Acting, err = actingIn(claims); err == nil {
+		err = out.sound(iss)
+	}
+	if err != nil {
 		return Token{}, errs.E(op, errkind.Unauthenticated, "", err)
 	}
 	return out, nil
+}
+
+var errNoTime = errors.New("a time in the token lies beyond all calendars")
+
+// sound refuses what would not be the same everywhere: names that decoding
+// changed, so that two of them would become one; names that change what a
+// screen shows around them; and times that other parts cannot hold.
+func (t Token) sound(iss string) error {
+	if t.Issuer != iss {
+		return errors.New("the token names two issuers")
+	}
+	for _, name := range []string{t.Issuer, t.Subject, t.Acting} {
+		if strings.ContainsRune(name, utf8.RuneError) || strings.ContainsFunc(name, unicode.IsControl) {
+			return errors.New("a name in the token holds control characters or is no valid Unicode")
+		}
+	}
+	for _, at := range []time.Time{t.Expires, t.NotBefore, t.IssuedAt} {
+		if at.Year() > 9999 {
+			return errNoTime
+		}
+	}
+	return nil
 }
 
 // notBefore is the time of the nbf claim, zero without one.
@@ -226,7 +306,7 @@ func notBefore(claims map[string]json.RawMessage) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	if *n < 0 || *n > 1e11 {
-		return time.Time{}, errors.New("the token's nbf claim is no time")
+		return time.Time{}, errNoTime
 	}
 	return time.Unix(int64(*n), 0), nil
 }
@@ -239,6 +319,8 @@ func given(t time.Time) time.Time {
 	return t
 }
 
+var errNoJWT = errors.New("the token is no JWT; opaque tokens are not accepted")
+
 // unverified takes a token apart before its signature is checked, to know
 // which issuer's keys it is then checked with. It refuses what can be read in
 // two ways. No error of it quotes the token.
@@ -247,17 +329,24 @@ func unverified(raw string) (iss string, claims map[string]json.RawMessage, err 
 		return "", nil, fmt.Errorf("the token is %d bytes long, at most %d are allowed", len(raw), MaxBytes)
 	}
 	parts := strings.Split(raw, ".")
-	if len(parts) != 3 {
-		return "", nil, errors.New("the token is no JWT")
+	if len(parts) != 3 || strings.ContainsAny(raw, "\r\n") { // which base64 would skip
+		return "", nil, errNoJWT
 	}
 	for i, what := range []string{"header", "payload"} {
 		part, err := base64.RawURLEncoding.Strict().DecodeString(parts[i])
 		if err != nil {
-			return "", nil, errors.New("the token is no JWT")
+			return "", nil, errNoJWT
 		}
 		if claims, err = object(part); err != nil {
 			return "", nil, fmt.Errorf("the token's %s is not clear: %w", what, err)
 		}
+		if _, crit := claims["crit"]; crit && i == 0 {
+			return "", nil, errors.New("the token's header demands an extension, and none is known here")
+		}
+	}
+	// The loop ends with the payload.
+	if _, notice := claims["events"]; notice {
+		return "", nil, errors.New("the token is a notice of its issuer, such as of a logout, and proves nothing about who sends it")
 	}
 	iss, ok := Token{claims: claims}.Claim("iss")
 	if !ok || iss == "" {
