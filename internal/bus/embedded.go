@@ -22,6 +22,7 @@ type EmbeddedConfig struct {
 	Name        string            // see ServerConfig
 	URL         string            // what client files say: the nodes, comma-separated; default this server's
 	Callers     []subjects.Caller // besides the services, operator and keeper
+	Callout     *CalloutConfig    // default: every caller is known to the server itself
 	Declaration *Declaration      // default: the catalogue's, with three replicas in a cluster
 	Cluster     *ClusterConfig    // default: a single server
 	Log         *slog.Logger

@@ -24,7 +24,8 @@ type ServerConfig struct {
 	Port      int    // -1: a free one; 0: no TCP listener at all
 	Advertise string // host:port that clients are told, if it is not Host and Port; needed with 0.0.0.0 in a cluster
 	Name      string // unique in a cluster; default "berth"
-	Users     []User // who may log in; nobody else can
+	Users     []User // who may log in by themselves; without Callout nobody else can
+	Callout   *CalloutConfig
 	Cluster   *ClusterConfig
 }
 

@@ -17,6 +17,8 @@ const (
 	RoleFrontend Role = "frontend" // a tenant's program, "fe-<tenant>-<frontend>"
 	RoleOperator Role = "operator" // a person or tool that runs the platform
 	RoleKeeper   Role = "keeper"   // declares streams and consumers, "bus-keeper"
+	RoleCallout  Role = "callout"  // identity, where it answers the servers who may log in, "identity-callout"
+	RoleWarden   Role = "warden"   // identity, where it ends connections, "identity-warden"
 )
 
 // Caller is one bus identity. Its zero value is nobody. Callers compare by ==.
@@ -45,6 +47,14 @@ func Operator() Caller { return Caller{Role: RoleOperator} }
 // Keeper is the identity that declares streams, buckets and consumers.
 func Keeper() Caller { return Caller{Role: RoleKeeper} }
 
+// Callout is the identity that answers the bus's own question who may log in. It is in an account of
+// its own and neither hears nor says anything else.
+func Callout() Caller { return Caller{Role: RoleCallout} }
+
+// Warden is the identity that lists connections and ends them. It is in the bus's system account and
+// neither hears nor says anything else.
+func Warden() Caller { return Caller{Role: RoleWarden} }
+
 // Name is the identity's unique name. A dash inside a tenant is doubled, so
 // that no two frontends share a name: tenant "a-b" and frontend "c" is
 // "fe-a--b-c", tenant "a" and frontend "b-c" is "fe-a-b-c".
@@ -60,6 +70,10 @@ func (c Caller) Name() string {
 		return "operator"
 	case RoleKeeper:
 		return "bus-keeper"
+	case RoleCallout:
+		return "identity-callout"
+	case RoleWarden:
+		return "identity-warden"
 	}
 	return ""
 }
@@ -83,6 +97,8 @@ func (c Caller) Token() string {
 		return "operator"
 	case RoleKeeper:
 		return "keeper"
+	case RoleCallout, RoleWarden: // they call no method of Berth
+		return c.Name()
 	}
 	return ""
 }
@@ -105,6 +121,10 @@ func ParseName(s string) (Caller, error) {
 		return Operator(), nil
 	case s == "bus-keeper":
 		return Keeper(), nil
+	case s == "identity-callout":
+		return Callout(), nil
+	case s == "identity-warden":
+		return Warden(), nil
 	case strings.HasPrefix(s, "svc-"):
 		if !knownService(s[4:]) {
 			return Caller{}, bad
