@@ -249,12 +249,19 @@ func tokenGood(s State, tok Token) (State, []Command, error) {
 	if err != nil {
 		return s, nil, err
 	}
-	if live, err := timely(tok, s.Asked.StoredAt); err != nil {
+	if live, err := timely(tok, s.Asked.StoredAt, entry.skewOf()); err != nil {
 		if live || s.Asked.Verb != Renew {
 			return s, nil, err
 		}
 		// An expired token adds nothing to a renewal and takes nothing away.
 		return s, []Command{CallRenew{Actor: s.Actor()}}, nil
+	}
+	if err := s.Policy.shutUser(Principal{entry.Tenant, tok.Issuer, tok.Subject}); err != nil {
+		return s, nil, err
+	}
+	plan, err := entry.planOf(tok)
+	if err != nil {
+		return s, nil, err
 	}
 	actor := &corev1.Actor{
 		Tenant: string(entry.Tenant), Issuer: tok.Issuer, Subject: tok.Subject, Frontend: string(s.Asked.Frontend),
@@ -266,12 +273,12 @@ func tokenGood(s State, tok Token) (State, []Command, error) {
 	if named := s.Asked.Body.Open.GetSessionKey(); named != "" && !slices.Contains(keys, named) {
 		return s, nil, refuse(errkind.Denied, "the session key in the request is not that of this user and session name")
 	}
-	if wish := s.Asked.Body.Open.GetPlan(); wish != "" && wish != entry.Plan {
+	if wish := s.Asked.Body.Open.GetPlan(); wish != "" && wish != plan {
 		return s, nil, refuse(errkind.Refused, "the plan asked for is not the one that this user has")
 	}
 	s.Verified = &lifecyclev1.Verified{
 		Actor: actor, RequestId: s.Asked.Envelope.GetRequestId(), BodyHash: BodyHash(s.Asked.Verb, s.Asked.Envelope.GetBody()),
-		StoredAt: stamp(s.Asked.StoredAt), Keys: keys, SessionName: string(s.Name), Plan: entry.Plan, TenantFloor: entry.Floor,
+		StoredAt: stamp(s.Asked.StoredAt), Keys: keys, SessionName: string(s.Name), Plan: plan, TenantFloor: entry.Floor,
 	}
 	switch s.Asked.Verb {
 	case Renew:
@@ -282,37 +289,25 @@ func tokenGood(s State, tok Token) (State, []Command, error) {
 	return s, []Command{CallLifecycle{}}, nil
 }
 
-// match finds the registry's entry for a token. A token that is good for
-// more than one tenant belongs to none.
+// match finds the registry's entry for a token, and refuses a token that the
+// frontend may not carry.
 func (s State) match(tok Token) (Entry, error) {
-	var found []Entry
-	for _, e := range s.Policy.Entries {
-		if e.Issuer == tok.Issuer && slices.Contains(tok.Audience, e.Audience) {
-			found = append(found, e)
-		}
+	e, err := s.Policy.Find(tok)
+	if err != nil {
+		return Entry{}, err
 	}
-	if len(found) == 0 {
-		return Entry{}, refuse(errkind.Unauthenticated, "the token's issuer and audience are not registered here")
-	}
-	if slices.ContainsFunc(found, func(e Entry) bool { return e.Tenant != found[0].Tenant }) {
-		return Entry{}, refuse(errkind.Unauthenticated, "the token names audiences of more than one tenant")
-	}
-	e := found[0]
 	if e.Tenant != s.Asked.Tenant {
 		return Entry{}, refuse(errkind.Denied, "the token belongs to another tenant than the frontend that carried it")
 	}
 	if len(e.Frontends) > 0 && !slices.Contains(e.Frontends, s.Asked.Frontend) {
 		return Entry{}, refuse(errkind.Denied, "this frontend may not carry tokens of this issuer")
 	}
-	if tok.Subject == "" || len(tok.Subject) > maxSubject {
-		return Entry{}, refuse(errkind.Unauthenticated, "the token's subject is empty or longer than %d bytes", maxSubject)
-	}
 	return e, nil
 }
 
 // timely judges the token at the time that the request was stored. live is
 // false only if the token has merely expired.
-func timely(tok Token, stored time.Time) (live bool, err error) {
+func timely(tok Token, stored time.Time, skew time.Duration) (live bool, err error) {
 	switch {
 	case tok.Expires.IsZero():
 		return true, refuse(errkind.Unauthenticated, "the token never expires; such tokens are not accepted")

@@ -67,6 +67,9 @@ func asked(s State) (State, []Command, error) {
 	if err := screenEnvelope(a); err != nil {
 		return s, nil, err
 	}
+	if err := s.Policy.shutFrontend(FrontendID{a.Tenant, a.Frontend}); err != nil {
+		return s, nil, err
+	}
 	name, err := screenBody(a)
 	if err != nil {
 		return s, nil, err

@@ -19,6 +19,12 @@ func (t Token) Claim(name string) (string, bool) {
 	return *s, true
 }
 
+// Has tells whether the token has a claim of that name, whatever it is.
+func (t Token) Has(name string) bool {
+	_, ok := t.claims[name]
+	return ok
+}
+
 // List is a claim that is a list of texts, such as the groups. One text counts
 // as a list of one, as with aud; nil when the token has no such claim or it is
 // something else, also in part.

@@ -11,6 +11,7 @@
 package tokens
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -41,7 +42,8 @@ type Issuer struct {
 	URL string
 	// Algs are the signature algorithms allowed; empty means Algs of this package.
 	Algs []string
-	// JWKSFile holds the key set; empty means discovery.
+	// JWKS is the key set, and JWKSFile a file that holds it; both empty means discovery.
+	JWKS     []byte
 	JWKSFile string
 }
 
@@ -117,7 +119,7 @@ func (v *Verifier) With(issuers []Issuer) (*Verifier, error) {
 		if _, twice := next.issuers[i.URL]; twice {
 			continue
 		}
-		if had := v.issuers[i.URL]; had != nil && i.JWKSFile == "" && had.how.JWKSFile == "" && slices.Equal(had.how.Algs, i.Algs) {
+		if had := v.issuers[i.URL]; had != nil && had.how.same(i) {
 			next.issuers[i.URL] = had
 			continue
 		}
@@ -128,6 +130,11 @@ func (v *Verifier) With(issuers []Issuer) (*Verifier, error) {
 		next.issuers[i.URL] = t
 	}
 	return next, nil
+}
+
+// same tells whether nothing but time can have changed the issuer's keys. A file can have changed.
+func (i Issuer) same(as Issuer) bool {
+	return i.JWKSFile == "" && as.JWKSFile == "" && bytes.Equal(i.JWKS, as.JWKS) && slices.Equal(i.Algs, as.Algs)
 }
 
 func trust(i Issuer, client *http.Client) (*trusted, error) {
@@ -179,16 +186,20 @@ func checkFetch(raw string) error {
 }
 
 func keySetOf(i Issuer, algs []jose.SignatureAlgorithm, client *http.Client) (oidc.KeySet, error) {
-	if i.JWKSFile == "" {
+	if i.JWKSFile == "" && len(i.JWKS) == 0 {
 		return &remote{url: i.URL, client: guarded(client), algs: algs, pace: usual, missing: map[string]bool{}}, nil
 	}
-	raw, err := os.ReadFile(i.JWKSFile)
-	if err != nil {
-		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
+	raw, from := i.JWKS, "the registry"
+	if i.JWKSFile != "" {
+		var err error
+		if raw, err = os.ReadFile(i.JWKSFile); err != nil {
+			return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, err)
+		}
+		from = i.JWKSFile
 	}
 	keys, err := parseJWKS(raw)
 	if err != nil {
-		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, fmt.Errorf("%s: %w", i.JWKSFile, err))
+		return nil, errs.E("read the key set of issuer", errkind.Invalid, i.URL, fmt.Errorf("%s: %w", from, err))
 	}
 	return static{keys, algs}, nil
 }
