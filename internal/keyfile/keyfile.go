@@ -1,8 +1,9 @@
 // Package keyfile keeps versioned 32-byte secrets in a file that only its
 // owner can read. It guarantees that a file which others can read or write is
 // refused rather than used, that a new file appears whole or not at all and is
-// on disk before its key is used, and that of two processes which create the
-// same file at once both end up with the same key.
+// on disk before its key is used, that of two processes which create the same
+// file at once both end up with the same key, and that of two which change it
+// at once neither undoes what the other did.
 package keyfile
 
 import (
@@ -10,10 +11,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -27,10 +30,15 @@ const (
 	maxBytes = 16 << 10
 )
 
-// Key is one version of a secret.
+// Key is one version of a secret. From is when new things begin to be made
+// with it, zero for always; until then it only reads what others made with it.
+// Retired is when it was decided to end it, zero if it was not: nothing new is
+// made with it.
 type Key struct {
-	Version uint32 `json:"version"`
-	Secret  []byte `json:"secret"`
+	Version uint32    `json:"version"`
+	Secret  []byte    `json:"secret"`
+	From    time.Time `json:"from,omitzero"`
+	Retired time.Time `json:"retired,omitzero"`
 }
 
 // Keys are the live versions of a secret, newest first, never empty.
@@ -96,36 +104,34 @@ func Read(path string) (Keys, error) {
 	if info.Size() > maxBytes {
 		return nil, errs.E("read key file", errkind.TooLarge, path, "it is too large to be one")
 	}
-	dec := json.NewDecoder(f)
+	return parse(path, f)
+}
+
+// parse reads what a file holds: one JSON value and nothing after it.
+func parse(path string, r io.Reader) (Keys, error) {
+	dec := json.NewDecoder(r)
 	dec.DisallowUnknownFields()
 	var got file
 	if err := dec.Decode(&got); err != nil {
-		return nil, errs.E("read key file", errkind.DataLoss, path, err)
+		return nil, errs.Errorf("read key file", errkind.DataLoss, "%s is no key file", path)
 	}
-	return got.Keys, check(path, got.Keys)
-}
-
-// Rotate adds a new version, which becomes the newest, and keeps at most
-// keep versions in all. What was made with a dropped version cannot be read
-// any more.
-func Rotate(path string, keep int) (Keys, error) {
-	keys, err := Read(path)
-	if err != nil {
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errs.Errorf("read key file", errkind.DataLoss, "something follows the keys in %s", path)
+	}
+	if err := check(path, got.Keys); err != nil {
 		return nil, err
 	}
-	keys = append(Keys{fresh(keys.Newest().Version + 1)}, keys...)
-	keys = keys[:min(len(keys), max(keep, 1), maxKeys)]
-	tmp, err := write(path, keys)
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	if err != nil {
-		return nil, errs.E("rotate key file", errkind.Unavailable, path, err)
-	}
-	return keys, nil
+	return got.Keys, nil
+}
+
+// Rotate adds a new version, which becomes the newest at once, and keeps at
+// most keep versions in all. What was made with a dropped version cannot be
+// read any more.
+func Rotate(path string, keep int) (Keys, error) {
+	return Change(path, func(keys Keys) (Keys, error) {
+		keys = append(Keys{fresh(keys.Newest().Version + 1)}, keys...)
+		return keys[:min(len(keys), max(keep, 1), maxKeys)], nil
+	})
 }
 
 func check(path string, keys Keys) error {

@@ -51,7 +51,9 @@ type exchange struct {
 
 // handle is what both doors lead to.
 func (s *service) handle(ctx context.Context, asked core.Asked, m message) outcome {
-	x := &exchange{service: s, state: core.State{Policy: s.policy}, started: time.Now(), again: m.again, reply: &identityv1.Reply{}}
+	policy := s.policy
+	policy.SessionKeys = s.derive.secrets(time.Now())
+	x := &exchange{service: s, state: core.State{Policy: policy}, started: time.Now(), again: m.again, reply: &identityv1.Reply{}}
 	env, asJSON, err := x.unseal(ctx, m)
 	if err != nil {
 		s.reject(ctx, asked, err)

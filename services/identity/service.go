@@ -16,6 +16,9 @@ import (
 	"github.com/berth-dev/berth/services/identity/internal/tokens"
 )
 
+// sessionKeyFile in Config.KeyDir holds the key that session keys are derived with.
+const sessionKeyFile = "identity-session.json"
+
 const (
 	startWait = 30 * time.Second
 	stopWait  = 10 * time.Second
@@ -28,6 +31,7 @@ type service struct {
 	log    *slog.Logger
 	policy core.Policy
 	tokens *tokens.Verifier
+	derive *sessionKeys
 	curve  []*seal.Box // open requests; newest first
 	box    *seal.Box   // seals answers and speaks with credentials; lives as long as the process
 	audit  *auditlog.Log
@@ -47,6 +51,7 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 		return err
 	}
 	s.audit = auditlog.New(conn, log)
+	go s.derive.watch(ctx)
 	err = s.openDoors(ctx, cfg)
 	if err == nil {
 		if aerr := s.rpc.Announce(); aerr != nil {
@@ -80,12 +85,8 @@ func newService(cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) 
 	if s.tokens, err = tokens.New(issuers, nil); err != nil {
 		return nil, err
 	}
-	derive, err := keyfile.Open(filepath.Join(cfg.KeyDir, "identity-session.json"))
-	if err != nil {
+	if s.derive, err = openSessionKeys(filepath.Join(cfg.KeyDir, sessionKeyFile), log); err != nil {
 		return nil, err
-	}
-	for _, k := range derive {
-		s.policy.SessionKeys = append(s.policy.SessionKeys, k.Secret)
 	}
 	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, "identity-curve.json"))
 	if err != nil {

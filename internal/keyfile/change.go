@@ -1,0 +1,122 @@
+package keyfile
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+)
+
+const rotating = "rotate key file"
+
+// Change replaces what the file holds by what change makes of it. One change
+// follows the other: change is given what the last one left. What change
+// refuses, and a result that Read would refuse, leaves the file as it was.
+func Change(path string, change func(Keys) (Keys, error)) (Keys, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, errs.E(rotating, errkind.Unavailable, path, err)
+	}
+	defer dir.Close() // which ends the lock
+	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errs.E(rotating, errkind.Unavailable, path, err)
+	}
+	keys, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	if keys, err = change(slices.Clone(keys)); err != nil {
+		return nil, err
+	}
+	if err := check(path, keys); err != nil {
+		return nil, err
+	}
+	tmp, err := write(path, keys)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		err = dir.Sync()
+	}
+	if err != nil {
+		return nil, errs.E(rotating, errkind.Unavailable, path, err)
+	}
+	return keys, nil
+}
+
+// Add adds a new version that new things are made with from a time on. It
+// drops none, and refuses to have more than most, or one more while the last
+// one added has not begun: whoever has not read the file since before that
+// would then not know the version that others make things with.
+func Add(path string, most int, from, now time.Time) (Keys, error) {
+	return Change(path, func(keys Keys) (Keys, error) {
+		newest := keys.Newest()
+		if len(keys) >= min(most, maxKeys) {
+			return nil, errs.Errorf(rotating, errkind.Refused, "%d versions are live, which is as many as there may be; retire an old one first", len(keys))
+		}
+		if newest.From.After(now) {
+			return nil, errs.Errorf(rotating, errkind.Refused, "version %d begins at %s only; rotate again after that", newest.Version, newest.From.UTC().Format(time.RFC3339))
+		}
+		k := fresh(newest.Version + 1)
+		k.From = from.UTC().Truncate(time.Second)
+		return append(Keys{k}, keys...), nil
+	})
+}
+
+// Making are the keys in the order of their use: first the one that new things
+// are made with, then the others, newest first.
+func (k Keys) Making(now time.Time) Keys {
+	made := slices.IndexFunc(k, func(x Key) bool { return x.Retired.IsZero() && !x.From.After(now) })
+	if made < 0 { // clocks disagree: what is known for longest
+		made = len(k) - 1
+	}
+	out := append(make(Keys, 0, len(k)), k[made])
+	for i, x := range k {
+		if i != made {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Retire decides that a version ends. The newest that has begun never does.
+func Retire(path string, version uint32, now time.Time) (Keys, error) {
+	return Change(path, func(keys Keys) (Keys, error) {
+		i, err := old(keys, version, now)
+		if err == nil && keys[i].Retired.IsZero() {
+			keys[i].Retired = now.UTC().Truncate(time.Second)
+		}
+		return keys, err
+	})
+}
+
+// Remove drops a version that was retired at least grace ago.
+func Remove(path string, version uint32, grace time.Duration, now time.Time) (Keys, error) {
+	return Change(path, func(keys Keys) (Keys, error) {
+		i, err := old(keys, version, now)
+		if err != nil {
+			return nil, err
+		}
+		r := keys[i].Retired
+		if r.IsZero() || r.Add(grace).After(now) {
+			return nil, errs.Errorf("retire a key", errkind.Refused, "version %d was not retired %s ago", version, grace)
+		}
+		return slices.Delete(keys, i, i+1), nil
+	})
+}
+
+// old finds a version in whose place a later one is used already.
+func old(keys Keys, version uint32, now time.Time) (int, error) {
+	i := slices.IndexFunc(keys, func(k Key) bool { return k.Version == version })
+	if i < 0 {
+		return 0, errs.Errorf("retire a key", errkind.NotFound, "there is no version %d", version)
+	}
+	if keys.Making(now)[0].Version <= version {
+		return 0, errs.Errorf("retire a key", errkind.Refused, "version %d is still in use: no later one has begun", version)
+	}
+	return i, nil
+}
