@@ -70,7 +70,7 @@ func (in *interner) termsOf(t *Terms) *Terms {
 }
 
 func (in *interner) actor(a Actor) Actor {
-	a.Tenant, a.Issuer, a.Frontend = intern(in, a.Tenant), intern(in, a.Issuer), intern(in, a.Frontend)
+	a.Tenant, a.Issuer, a.Frontend, a.Acting = intern(in, a.Tenant), intern(in, a.Issuer), intern(in, a.Frontend), intern(in, a.Acting)
 	return a
 }
 

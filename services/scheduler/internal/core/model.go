@@ -85,6 +85,8 @@ type Actor struct {
 	Issuer   string     `json:"issuer,omitempty"`
 	Subject  string     `json:"subject,omitempty"`
 	Frontend string     `json:"frontend,omitempty"`
+	// Acting is who acts for the subject, from the token (RFC 8693); empty: nobody.
+	Acting string `json:"acting,omitempty"`
 }
 
 // Failure is a kind for programs and a sentence for people.

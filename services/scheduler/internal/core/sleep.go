@@ -15,8 +15,11 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 	if old != nil {
 		key = old.Key
 	}
-	if out := x.known(key, VerbClose, c.Request, c.Hash); out != nil {
-		return *out
+	// Under every key, since the session that it ended with may be gone.
+	for _, k := range append([]ids.SessionKey{key}, c.Keys...) {
+		if out := x.known(k, VerbClose, c.Request, c.Hash); out != nil {
+			return *out
+		}
 	}
 	switch {
 	case old == nil:
