@@ -223,8 +223,8 @@ var Methods = []Method{
 	{"scheduler", "lease", []Who{AnyHost}, "Renews the host's lease."},
 	{"scheduler", "commit_manifest", []Who{AnyHost}, "Moves a manifest head by compare-and-swap."},
 	{"scheduler", "report", []Who{AnyHost}, "What a host holds and what ended by itself."},
-	{"scheduler", "show", []Who{"lifecycle", "credentials", AnOperator}, "One session."},
-	{"scheduler", "list", []Who{"lifecycle", AnOperator}, "Sessions."},
+	{"scheduler", "show", []Who{"identity", "lifecycle", "credentials", AnOperator}, "One session."},
+	{"scheduler", "list", []Who{"identity", "lifecycle", AnOperator}, "Sessions."},
 	{"scheduler", "restore", []Who{AnOperator}, "Has the next wake bring back an earlier snapshot."},
 	{"scheduler", "hosts", []Who{"lifecycle", "pool", AnOperator}, "Hosts."},
 	{"scheduler", "drain", []Who{AnOperator}, "Hands over what a host has, or ends that."},
@@ -299,7 +299,8 @@ type Bucket struct {
 // Buckets of the platform; no service reads another's.
 var Buckets = []Bucket{
 	{"BERTH_CREDENTIALS", "credentials", 1, 64 * MiB, "Signing keys, encrypted per record, and revocations."},
-	{"BERTH_REGISTRY", "identity", 1, 64 * MiB, "Tenants, issuers, bus logins, suspensions, and which frontend acted for whom."},
+	{"BERTH_REGISTRY", "identity", 1, 64 * MiB, "Tenants, issuers, bus logins and suspensions."},
+	{"BERTH_DELEGATIONS", "identity", 1, 256 * MiB, "Which frontend acted for whom, and from which a user took that right."},
 	{"BERTH_POOLS", "pool", 1, 16 * MiB, "Declared pools, the caps of hosts, the leader's term, and demand by the hour of the week."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }

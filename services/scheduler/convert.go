@@ -154,16 +154,16 @@ func actorOf(a *corev1.Actor) (core.Actor, error) {
 	if err != nil {
 		return core.Actor{}, err
 	}
-	for _, s := range []string{a.GetIssuer(), a.GetSubject(), a.GetFrontend()} {
+	for _, s := range []string{a.GetIssuer(), a.GetSubject(), a.GetFrontend(), a.GetActing()} {
 		if len(s) > 1024 {
-			return core.Actor{}, errs.E("read request", errkind.TooLarge, "", "issuer, subject and frontend may have 1024 bytes each")
+			return core.Actor{}, errs.E("read request", errkind.TooLarge, "", "issuer, subject, frontend and who acts may have 1024 bytes each")
 		}
 	}
-	return core.Actor{Tenant: t, Issuer: a.GetIssuer(), Subject: a.GetSubject(), Frontend: a.GetFrontend()}, nil
+	return core.Actor{Tenant: t, Issuer: a.GetIssuer(), Subject: a.GetSubject(), Frontend: a.GetFrontend(), Acting: a.GetActing()}, nil
 }
 
 func protoActor(a core.Actor) *corev1.Actor {
-	return &corev1.Actor{Tenant: a.Tenant.String(), Issuer: a.Issuer, Subject: a.Subject, Frontend: a.Frontend}
+	return &corev1.Actor{Tenant: a.Tenant.String(), Issuer: a.Issuer, Subject: a.Subject, Frontend: a.Frontend, Acting: a.Acting}
 }
 
 func protoFailure(f *core.Failure) *corev1.Failure {

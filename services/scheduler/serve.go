@@ -88,11 +88,19 @@ func (l *leader) show(ctx context.Context, _ bus.Request, req *schedulerv1.ShowR
 	if err := l.rep.Verify(ctx); err != nil {
 		return nil, errs.Wrap(op, k.String(), err)
 	}
-	out, _ := l.find(req.GetTenant(), k)
+	out, live := l.find(req.GetTenant(), k)
 	if out == nil {
 		return nil, errs.E(op, errkind.NotFound, k.String(), "there is no such session")
 	}
-	return &schedulerv1.ShowReply{Record: out}, nil
+	reply := &schedulerv1.ShowReply{Record: out}
+	if live != nil && live.State == core.Active {
+		l.rep.View(func(st *core.State) {
+			if h := st.Host(live.Host); h != nil {
+				reply.HostKey = h.Key
+			}
+		})
+	}
+	return reply, nil
 }
 
 // find returns the record of a session, and the session if it is not deleted.

@@ -2109,10 +2109,13 @@ func (x *RevokeFrontendReply) GetFrontend() *ActedFor {
 // administrators.
 type AdminSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// handle of the last one seen.
+	// next of the answer before.
 	After string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
 	// Default 100, at most 1000.
-	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only sessions of this user, byte-exact; both or neither.
+	Issuer        string `protobuf:"bytes,3,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Subject       string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2161,11 +2164,26 @@ func (x *AdminSessionsRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *AdminSessionsRequest) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *AdminSessionsRequest) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
 // AdminSessionsReply shows sessions by handle.
 type AdminSessionsReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sessions      []*AdminSession        `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
-	Next          string                 `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sessions []*AdminSession        `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// Opaque; empty when this was the last page.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2813,10 +2831,12 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x14\n" +
 	"\x05allow\x18\x02 \x01(\bR\x05allow\"N\n" +
 	"\x13RevokeFrontendReply\x127\n" +
-	"\bfrontend\x18\x01 \x01(\v2\x1b.berth.identity.v1.ActedForR\bfrontend\"B\n" +
+	"\bfrontend\x18\x01 \x01(\v2\x1b.berth.identity.v1.ActedForR\bfrontend\"t\n" +
 	"\x14AdminSessionsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"e\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06issuer\x18\x03 \x01(\tR\x06issuer\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\"e\n" +
 	"\x12AdminSessionsReply\x12;\n" +
 	"\bsessions\x18\x01 \x03(\v2\x1f.berth.identity.v1.AdminSessionR\bsessions\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x88\x02\n" +

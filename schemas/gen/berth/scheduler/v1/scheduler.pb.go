@@ -1277,8 +1277,10 @@ func (x *ShowRequest) GetSession() string {
 
 // ShowReply is the record of one session.
 type ShowReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Record        *SessionRecord         `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Record *SessionRecord         `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	// Public curve key of the host, while the session is active.
+	HostKey       string `protobuf:"bytes,2,opt,name=host_key,json=hostKey,proto3" json:"host_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1318,6 +1320,13 @@ func (x *ShowReply) GetRecord() *SessionRecord {
 		return x.Record
 	}
 	return nil
+}
+
+func (x *ShowReply) GetHostKey() string {
+	if x != nil {
+		return x.HostKey
+	}
+	return ""
 }
 
 // ListRequest asks for sessions, a page at a time.
@@ -4092,9 +4101,10 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\x0e2\x14.berth.core.v1.StateR\x05state\"?\n" +
 	"\vShowRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
-	"\asession\x18\x02 \x01(\tR\asession\"F\n" +
+	"\asession\x18\x02 \x01(\tR\asession\"a\n" +
 	"\tShowReply\x129\n" +
-	"\x06record\x18\x01 \x01(\v2!.berth.scheduler.v1.SessionRecordR\x06record\"\x9d\x01\n" +
+	"\x06record\x18\x01 \x01(\v2!.berth.scheduler.v1.SessionRecordR\x06record\x12\x19\n" +
+	"\bhost_key\x18\x02 \x01(\tR\ahostKey\"\x9d\x01\n" +
 	"\vListRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
