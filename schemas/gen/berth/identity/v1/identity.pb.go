@@ -1745,15 +1745,19 @@ func (x *KeysReply) GetCurveKey() string {
 
 // Audit is recorded for every request, admitted or rejected. It holds no token and no grant.
 type Audit struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Verb          string                 `protobuf:"bytes,1,opt,name=verb,proto3" json:"verb,omitempty"`
-	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Actor         *v1.Actor              `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
-	Session       string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
-	Door          string                 `protobuf:"bytes,5,opt,name=door,proto3" json:"door,omitempty"`
-	Admitted      bool                   `protobuf:"varint,6,opt,name=admitted,proto3" json:"admitted,omitempty"`
-	Failure       *v1.Failure            `protobuf:"bytes,7,opt,name=failure,proto3" json:"failure,omitempty"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=at,proto3" json:"at,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Verb      string                 `protobuf:"bytes,1,opt,name=verb,proto3" json:"verb,omitempty"`
+	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Actor     *v1.Actor              `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	Session   string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	Door      string                 `protobuf:"bytes,5,opt,name=door,proto3" json:"door,omitempty"`
+	Admitted  bool                   `protobuf:"varint,6,opt,name=admitted,proto3" json:"admitted,omitempty"`
+	Failure   *v1.Failure            `protobuf:"bytes,7,opt,name=failure,proto3" json:"failure,omitempty"`
+	At        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=at,proto3" json:"at,omitempty"`
+	// Why an administrator or an operator asked, in their words.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The user whom it was about, when that is not the actor.
+	About         *v1.Actor `protobuf:"bytes,10,opt,name=about,proto3" json:"about,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1840,6 +1844,20 @@ func (x *Audit) GetFailure() *v1.Failure {
 func (x *Audit) GetAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.At
+	}
+	return nil
+}
+
+func (x *Audit) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Audit) GetAbout() *v1.Actor {
+	if x != nil {
+		return x.About
 	}
 	return nil
 }
@@ -2806,7 +2824,7 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"changed_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\"\r\n" +
 	"\vKeysRequest\"(\n" +
 	"\tKeysReply\x12\x1b\n" +
-	"\tcurve_key\x18\x01 \x01(\tR\bcurveKey\"\x8e\x02\n" +
+	"\tcurve_key\x18\x01 \x01(\tR\bcurveKey\"\xd2\x02\n" +
 	"\x05Audit\x12\x12\n" +
 	"\x04verb\x18\x01 \x01(\tR\x04verb\x12\x1d\n" +
 	"\n" +
@@ -2816,7 +2834,10 @@ const file_berth_identity_v1_identity_proto_rawDesc = "" +
 	"\x04door\x18\x05 \x01(\tR\x04door\x12\x1a\n" +
 	"\badmitted\x18\x06 \x01(\bR\badmitted\x120\n" +
 	"\afailure\x18\a \x01(\v2\x16.berth.core.v1.FailureR\afailure\x12*\n" +
-	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x12\n" +
+	"\x02at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12*\n" +
+	"\x05about\x18\n" +
+	" \x01(\v2\x14.berth.core.v1.ActorR\x05about\"\x12\n" +
 	"\x10FrontendsRequest\"K\n" +
 	"\x0eFrontendsReply\x129\n" +
 	"\tfrontends\x18\x01 \x03(\v2\x1b.berth.identity.v1.ActedForR\tfrontends\"\xe5\x01\n" +
@@ -3009,29 +3030,30 @@ var file_berth_identity_v1_identity_proto_depIdxs = []int32{
 	48, // 41: berth.identity.v1.Audit.actor:type_name -> berth.core.v1.Actor
 	38, // 42: berth.identity.v1.Audit.failure:type_name -> berth.core.v1.Failure
 	37, // 43: berth.identity.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	26, // 44: berth.identity.v1.FrontendsReply.frontends:type_name -> berth.identity.v1.ActedFor
-	37, // 45: berth.identity.v1.ActedFor.first_at:type_name -> google.protobuf.Timestamp
-	37, // 46: berth.identity.v1.ActedFor.last_at:type_name -> google.protobuf.Timestamp
-	37, // 47: berth.identity.v1.ActedFor.revoked_at:type_name -> google.protobuf.Timestamp
-	26, // 48: berth.identity.v1.RevokeFrontendReply.frontend:type_name -> berth.identity.v1.ActedFor
-	31, // 49: berth.identity.v1.AdminSessionsReply.sessions:type_name -> berth.identity.v1.AdminSession
-	46, // 50: berth.identity.v1.AdminSession.state:type_name -> berth.core.v1.State
-	40, // 51: berth.identity.v1.AdminSession.tier:type_name -> berth.core.v1.Tier
-	37, // 52: berth.identity.v1.AdminSession.changed_at:type_name -> google.protobuf.Timestamp
-	49, // 53: berth.identity.v1.AdminSession.generation:type_name -> berth.core.v1.Stamp
-	49, // 54: berth.identity.v1.AdminAttachRequest.generation:type_name -> berth.core.v1.Stamp
-	44, // 55: berth.identity.v1.AdminAttachReply.session:type_name -> berth.core.v1.SessionRef
-	13, // 56: berth.identity.v1.AdminAttachReply.endpoint:type_name -> berth.identity.v1.Endpoint
-	37, // 57: berth.identity.v1.AdminAttachReply.grant_expires:type_name -> google.protobuf.Timestamp
-	44, // 58: berth.identity.v1.Attached.session:type_name -> berth.core.v1.SessionRef
-	48, // 59: berth.identity.v1.Attached.by:type_name -> berth.core.v1.Actor
-	37, // 60: berth.identity.v1.Attached.at:type_name -> google.protobuf.Timestamp
-	37, // 61: berth.identity.v1.Attached.until:type_name -> google.protobuf.Timestamp
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	48, // 44: berth.identity.v1.Audit.about:type_name -> berth.core.v1.Actor
+	26, // 45: berth.identity.v1.FrontendsReply.frontends:type_name -> berth.identity.v1.ActedFor
+	37, // 46: berth.identity.v1.ActedFor.first_at:type_name -> google.protobuf.Timestamp
+	37, // 47: berth.identity.v1.ActedFor.last_at:type_name -> google.protobuf.Timestamp
+	37, // 48: berth.identity.v1.ActedFor.revoked_at:type_name -> google.protobuf.Timestamp
+	26, // 49: berth.identity.v1.RevokeFrontendReply.frontend:type_name -> berth.identity.v1.ActedFor
+	31, // 50: berth.identity.v1.AdminSessionsReply.sessions:type_name -> berth.identity.v1.AdminSession
+	46, // 51: berth.identity.v1.AdminSession.state:type_name -> berth.core.v1.State
+	40, // 52: berth.identity.v1.AdminSession.tier:type_name -> berth.core.v1.Tier
+	37, // 53: berth.identity.v1.AdminSession.changed_at:type_name -> google.protobuf.Timestamp
+	49, // 54: berth.identity.v1.AdminSession.generation:type_name -> berth.core.v1.Stamp
+	49, // 55: berth.identity.v1.AdminAttachRequest.generation:type_name -> berth.core.v1.Stamp
+	44, // 56: berth.identity.v1.AdminAttachReply.session:type_name -> berth.core.v1.SessionRef
+	13, // 57: berth.identity.v1.AdminAttachReply.endpoint:type_name -> berth.identity.v1.Endpoint
+	37, // 58: berth.identity.v1.AdminAttachReply.grant_expires:type_name -> google.protobuf.Timestamp
+	44, // 59: berth.identity.v1.Attached.session:type_name -> berth.core.v1.SessionRef
+	48, // 60: berth.identity.v1.Attached.by:type_name -> berth.core.v1.Actor
+	37, // 61: berth.identity.v1.Attached.at:type_name -> google.protobuf.Timestamp
+	37, // 62: berth.identity.v1.Attached.until:type_name -> google.protobuf.Timestamp
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_berth_identity_v1_identity_proto_init() }
