@@ -7,6 +7,10 @@
 package registry
 
 import (
+	"maps"
+	"slices"
+	"strings"
+
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/identity/internal/core"
@@ -78,4 +82,69 @@ func (s *Snapshot) ShutUser(p core.Principal) (why string, shut bool) {
 func (s *Snapshot) Tenant(t ids.Tenant) (*identityv1.Tenant, bool) {
 	r, ok := s.tenants[t]
 	return r, ok
+}
+
+// May tells why a connection with a nkey may not be, or may no more: the login was removed, has another
+// key or name by now, or is shut.
+func (s *Snapshot) May(c subjects.Caller, nkey string) (why string, may bool) {
+	l, ok := s.byNKey[nkey]
+	if !ok || l.Caller != c {
+		return "no login has this key", false
+	}
+	why, shut := s.Shut(c)
+	return why, !shut
+}
+
+// List is everything that the registry holds of one tenant, or of all when t is empty; logins of hosts
+// and operators are in the list of all alone. What is returned must not be written to.
+func (s *Snapshot) List(t ids.Tenant) *identityv1.TenantsReply {
+	out := &identityv1.TenantsReply{}
+	for _, name := range slices.Sorted(maps.Keys(s.tenants)) {
+		if t == "" || name == t {
+			out.Tenants = append(out.Tenants, s.tenants[name])
+		}
+	}
+	for _, i := range s.issuers {
+		if t == "" || i.GetTenant() == string(t) {
+			out.Issuers = append(out.Issuers, i)
+		}
+	}
+	for c, l := range s.logins {
+		if t == "" || c.Tenant == t {
+			out.Logins = append(out.Logins, l)
+		}
+	}
+	slices.SortFunc(out.Logins, func(x, y *identityv1.Login) int { return strings.Compare(x.GetName(), y.GetName()) })
+	for _, u := range s.suspended {
+		if t == "" || u.GetTenant() == string(t) {
+			out.Suspended = append(out.Suspended, u)
+		}
+	}
+	return out
+}
+
+func (s *Snapshot) issuer(issuer, audience string) (*identityv1.Issuer, bool) {
+	for _, i := range s.issuers {
+		if i.GetIssuer() == issuer && i.GetAudience() == audience {
+			return i, true
+		}
+	}
+	return nil, false
+}
+
+// Issuer is the record of an issuer; an empty audience means the only one that it has.
+func (s *Snapshot) Issuer(issuer, audience string) (*identityv1.Issuer, bool) {
+	if audience != "" {
+		return s.issuer(issuer, audience)
+	}
+	var found []*identityv1.Issuer
+	for _, i := range s.issuers {
+		if i.GetIssuer() == issuer {
+			found = append(found, i)
+		}
+	}
+	if len(found) != 1 {
+		return nil, false
+	}
+	return found[0], true
 }
