@@ -42,6 +42,11 @@ func PermissionsOf(c subjects.Caller) Permissions {
 		p.operator()
 	case subjects.RoleKeeper:
 		p.keeper()
+	case subjects.RoleCallout:
+		p.serves("logins", c)
+		p.sub(CalloutSubject)
+	case subjects.RoleWarden:
+		p.pub("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.*.CONNZ", "$SYS.REQ.SERVER.*.KICK")
 	}
 	slices.Sort(p.Publish)
 	slices.Sort(p.Subscribe)
@@ -209,11 +214,17 @@ func (p *Permissions) keeper() {
 	p.sub("$JS.EVENT.ADVISORY.>")
 }
 
-// server is the form that nats-server takes.
+// server is the form that nats-server takes. To the server an empty list allows everything.
 func (p Permissions) server() *server.Permissions {
 	out := &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: p.Publish, Deny: p.DenyPublish},
 		Subscribe: &server.SubjectPermission{Allow: p.Subscribe},
+	}
+	if len(p.Publish) == 0 {
+		out.Publish.Deny = []string{">"}
+	}
+	if len(p.Subscribe) == 0 {
+		out.Subscribe.Deny = []string{">"}
 	}
 	if p.Responses {
 		out.Response = &server.ResponsePermission{MaxMsgs: 1, Expires: responseTime}

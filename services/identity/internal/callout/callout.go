@@ -1,0 +1,220 @@
+// Package callout lets hosts, frontends, users and operators log in to the bus: it answers the question
+// that a server asks about every login it does not know (the NATS auth callout), and ends connections
+// of whoever may not be there any more. It guarantees that nobody is let in without a signature over
+// this connection's nonce by a registered nkey, or a token that its issuer signed; that a login has
+// exactly the permissions of its bus identity and ends by itself; that an issuer which answers slowly
+// holds up no login by nkey; and that one who is connected stays so while nobody answers.
+package callout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+// Guests says who may log in. Both are safe for concurrent use. An error is a refusal, whose text is one
+// sentence; of kind Unavailable it is none: nobody answers, and the client tries again.
+type Guests interface {
+	// ByNKey is whose registered nkey it is.
+	ByNKey(nkey string, at bus.Question) (subjects.Caller, error)
+	// ByToken is the bus identity of the user whose token it is, and when the token expires. It may take
+	// until ctx ends.
+	ByToken(ctx context.Context, token string) (subjects.Caller, time.Time, error)
+}
+
+// Outcome is what became of one login.
+type Outcome struct {
+	Caller  subjects.Caller // zero if it is not known
+	NKey    string          // public; empty for a user
+	From    string
+	Until   time.Time // when the connection will end by itself
+	Refused error     // nil: let in
+	Took    time.Duration
+}
+
+// Config of a responder.
+type Config struct {
+	Keys   bus.CalloutKeys
+	Guests Guests
+	Lives  Lives
+	Log    *slog.Logger
+	// Told, which must not block, hears of each login that was answered.
+	Told func(Outcome)
+	// Random is a number from 0 to 1, for the spread of ends.
+	Random func() float64
+}
+
+const (
+	workers = 32
+	// verifying is the most tokens that are verified at once; the others' clients try again.
+	verifying = 256
+	// tokenTime leaves the server time to hear the answer.
+	tokenTime = bus.CalloutTime - 500*time.Millisecond
+)
+
+// Responder answers logins. Several share the questions.
+type Responder struct {
+	cfg    Config
+	svc    micro.Service
+	work   chan struct{}
+	tokens chan struct{}
+	ctx    context.Context
+	stop   context.CancelFunc
+	under  sync.WaitGroup
+}
+
+// Serve answers logins until Stop. nc must be logged in as subjects.Callout.
+func Serve(nc *nats.Conn, cfg Config) (*Responder, error) {
+	const op = "answer logins"
+	ctx, stop := context.WithCancel(context.Background())
+	r := &Responder{cfg: cfg, ctx: ctx, stop: stop, work: make(chan struct{}, workers), tokens: make(chan struct{}, verifying)}
+	var err error
+	r.svc, err = micro.AddService(nc, micro.Config{Name: "logins", Version: "1.0.0", Description: "who may log in to the bus", QueueGroup: "identity"})
+	if err == nil {
+		err = r.svc.AddEndpoint("login", micro.HandlerFunc(r.take), micro.WithEndpointSubject(bus.CalloutSubject))
+	}
+	if err == nil {
+		err = nc.FlushTimeout(5 * time.Second)
+	}
+	if err != nil {
+		stop()
+		return nil, errs.E(op, errkind.Unavailable, "", err)
+	}
+	return r, nil
+}
+
+// Stop takes no more questions and waits for those under way until ctx ends.
+func (r *Responder) Stop(ctx context.Context) error {
+	err := r.svc.Stop()
+	r.stop()
+	done := make(chan struct{})
+	go func() { r.under.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	return err
+}
+
+// take is called for one question after the other: it hands each to a worker, and waits if all are
+// busy.
+func (r *Responder) take(req micro.Request) {
+	select {
+	case r.work <- struct{}{}:
+	case <-r.ctx.Done():
+		return
+	}
+	r.under.Go(func() { r.answer(req, func() { <-r.work }) })
+}
+
+// answer reads a question and answers it; free gives the worker's place back.
+func (r *Responder) answer(req micro.Request, free func()) {
+	began := time.Now()
+	q, why, err := r.cfg.Keys.Open(req.Data(), req.Headers().Get(bus.CalloutXKeyHeader))
+	if err != nil {
+		free()
+		r.cfg.Log.Warn("a question about a login was not answered", "error", err)
+		return
+	}
+	out := Outcome{NKey: q.NKey, From: q.From}
+	switch {
+	case why != "":
+		out.Refused = errors.New(why)
+		free()
+	case q.NKey != "":
+		out.Caller, out.Refused = r.cfg.Guests.ByNKey(q.NKey, q)
+		free()
+	default:
+		free()
+		select {
+		case r.tokens <- struct{}{}:
+			defer func() { <-r.tokens }()
+		default:
+			r.cfg.Log.Warn("a user's login was not answered: too many tokens are being verified")
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.ctx, tokenTime)
+		defer cancel()
+		var expires time.Time
+		out.Caller, expires, out.Refused = r.cfg.Guests.ByToken(ctx, q.Token)
+		out.Until = expires
+	}
+	r.send(req, q, out, began)
+}
+
+// send ends the matter.
+func (r *Responder) send(req micro.Request, q bus.Question, out Outcome, began time.Time) {
+	if errs.Is(out.Refused, errkind.Unavailable) {
+		r.cfg.Log.Warn("a login was not answered", "error", out.Refused)
+		return
+	}
+	now := time.Now()
+	if out.Refused == nil {
+		out.Until, out.Refused = r.cfg.Lives.until(out.Caller, out.Until, now, r.cfg.Random())
+	}
+	var answer []byte
+	var err error
+	if out.Refused != nil {
+		answer, err = r.cfg.Keys.Refuse(q, out.Refused.Error())
+	} else {
+		answer, err = r.cfg.Keys.Admit(q, out.Caller, out.Until)
+	}
+	if err == nil {
+		err = req.Respond(answer)
+	}
+	if err != nil {
+		r.cfg.Log.Error("a login was not answered", "caller", out.Caller.Name(), "error", err)
+		return
+	}
+	out.Took = time.Since(began)
+	r.cfg.Told(out)
+}
+
+// Lives are how long a login lasts before the connection ends and its client logs in again.
+type Lives struct {
+	Hosts, Frontends, Operators, Users time.Duration
+}
+
+// spread is the part of a life by which it may end sooner, so that not all who came together end
+// together.
+const spread = 0.1
+
+// until is when a login of now ends: sooner by up to a tenth, and never after the user's token.
+func (l Lives) until(c subjects.Caller, token, now time.Time, random float64) (time.Time, error) {
+	var life time.Duration
+	switch {
+	case c.Role == subjects.RoleHost:
+		life = l.Hosts
+	case c.Role == subjects.RoleOperator:
+		life = l.Operators
+	case c.Role == subjects.RoleFrontend && subjects.IsUserFrontend(c.Frontend):
+		life = l.Users
+		if token.IsZero() {
+			return token, errors.New("a user logs in with a token that expires")
+		}
+	case c.Role == subjects.RoleFrontend:
+		life = l.Frontends
+	default:
+		return time.Time{}, fmt.Errorf("%s does not log in here", c)
+	}
+	end := now.Add(life - time.Duration(float64(life)*spread*random))
+	if !token.IsZero() && token.Before(end) {
+		end = token
+	}
+	if end.Before(now.Add(time.Second)) { // ends are whole seconds
+		return end, errors.New("the token expires at once; sign in again")
+	}
+	return end, nil
+}

@@ -1,0 +1,221 @@
+package callout
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/subjects"
+)
+
+const (
+	// Servers answer at once; one that is silent so long is not waited for, a later round asks it again.
+	quiet   = 250 * time.Millisecond
+	silence = time.Second
+	// page is how many connections a server lists at a time.
+	page = 1024
+	// round is how often is looked without a change: for what an earlier round missed.
+	round = 30 * time.Second
+)
+
+// again are the times after a change at which is looked once more: a login that was under way during
+// the change, or another replica that has not heard of it, may have let somebody in meanwhile.
+var again = []time.Duration{0, 300 * time.Millisecond, time.Second, 3 * time.Second, 6 * time.Second}
+
+// Connected is one connection that the callout let in.
+type Connected struct {
+	Caller subjects.Caller
+	nkey   string
+}
+
+// With reports whether the connection logged in with this nkey.
+func (c Connected) With(nkey string) bool { return nkey != "" && strings.EqualFold(c.nkey, nkey) }
+
+// ByToken reports whether it logged in with a user's token.
+func (c Connected) ByToken() bool { return c.nkey == "" }
+
+// Warden ends connections.
+type Warden struct {
+	nc  *nats.Conn
+	log *slog.Logger
+}
+
+// NewWarden makes one; nc must be logged in as subjects.Warden.
+func NewWarden(nc *nats.Conn, log *slog.Logger) *Warden { return &Warden{nc, log} }
+
+// Watch ends, until ctx ends, every connection that is over: within a second after changed was closed,
+// and in rounds. changed returns a channel that the next change closes; over must judge by what holds
+// since then.
+func (w *Warden) Watch(ctx context.Context, changed func() <-chan struct{}, over func(Connected) (why string, is bool)) {
+	next := changed()
+	for i := 0; ; i++ {
+		wait := round
+		if i < len(again) {
+			wait = again[i]
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+			next, i = changed(), 0
+		case <-time.After(wait):
+		}
+		w.sweepAndTell(ctx, over)
+	}
+}
+
+func (w *Warden) sweepAndTell(ctx context.Context, over func(Connected) (string, bool)) {
+	if _, err := w.Sweep(ctx, over); err != nil && ctx.Err() == nil {
+		w.log.Warn("connections of the bus cannot be looked at now", "error", err)
+	}
+}
+
+// listing is how a server answers CONNZ.
+type listing struct {
+	Server struct {
+		ID string `json:"id"`
+	} `json:"server"`
+	Data struct {
+		Total       int `json:"total"`
+		Connections []struct {
+			CID  uint64   `json:"cid"`
+			Name string   `json:"name_tag"`
+			Tags []string `json:"tags"`
+		} `json:"connections"`
+	} `json:"data"`
+}
+
+type ask struct {
+	Auth    bool   `json:"auth"`
+	Account string `json:"acc"`
+	Offset  int    `json:"offset"`
+	Limit   int    `json:"limit"`
+}
+
+// Sweep looks at every connection that the callout let in, on all servers, and ends those that are over.
+func (w *Warden) Sweep(ctx context.Context, over func(Connected) (string, bool)) (ended int, err error) {
+	const op = "end connections"
+	lists, err := w.all(ctx)
+	if err != nil {
+		return 0, errs.E(op, errkind.Unavailable, "", err)
+	}
+	for _, first := range slices.Clone(lists) {
+		for l, n := first, 0; ; {
+			n += len(l.Data.Connections)
+			if len(l.Data.Connections) == 0 || n >= l.Data.Total {
+				break
+			}
+			if l, err = w.more(ctx, l.Server.ID, n); err != nil {
+				return 0, errs.E(op, errkind.Unavailable, "", err)
+			}
+			lists = append(lists, l)
+		}
+	}
+	for _, l := range lists {
+		n, err := w.end(l, over)
+		ended += n
+		if err != nil {
+			return ended, errs.E(op, errkind.Unavailable, "", err)
+		}
+	}
+	if err := w.nc.FlushTimeout(silence); err != nil {
+		return ended, errs.E(op, errkind.Unavailable, "", err)
+	}
+	return ended, nil
+}
+
+// all asks every server for its first connections.
+func (w *Warden) all(ctx context.Context) (out []listing, err error) {
+	body, err := json.Marshal(ask{Auth: true, Account: "APP", Limit: page})
+	if err != nil {
+		return nil, err
+	}
+	sub, err := w.nc.SubscribeSync(w.nc.NewRespInbox())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := w.nc.PublishRequest("$SYS.REQ.SERVER.PING.CONNZ", sub.Subject, body); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, silence)
+	defer cancel()
+	for {
+		wait, done := ctx, context.CancelFunc(func() {})
+		if len(out) > 0 {
+			wait, done = context.WithTimeout(ctx, quiet)
+		}
+		m, err := sub.NextMsgWithContext(wait)
+		done()
+		if err != nil && len(out) > 0 {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var l listing
+		if err := json.Unmarshal(m.Data, &l); err != nil {
+			return nil, errors.New("a server's list of connections cannot be read")
+		}
+		out = append(out, l)
+	}
+}
+
+// more asks one server for further connections.
+func (w *Warden) more(ctx context.Context, server string, offset int) (l listing, err error) {
+	if !subjects.Match("*", server) {
+		return l, errors.New("a server has no name")
+	}
+	body, err := json.Marshal(ask{Auth: true, Account: "APP", Offset: offset, Limit: page})
+	if err != nil {
+		return l, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, silence)
+	defer cancel()
+	m, err := w.nc.RequestWithContext(ctx, "$SYS.REQ.SERVER."+server+".CONNZ", body)
+	if err == nil {
+		err = json.Unmarshal(m.Data, &l)
+	}
+	return l, err
+}
+
+// end ends those of a list that are over.
+func (w *Warden) end(l listing, over func(Connected) (string, bool)) (n int, err error) {
+	for _, c := range l.Data.Connections {
+		if c.Name == "" {
+			continue // the server knows it itself
+		}
+		caller, err := subjects.ParseName(c.Name)
+		if err != nil {
+			continue
+		}
+		conn := Connected{Caller: caller}
+		for _, t := range c.Tags {
+			if key, ok := strings.CutPrefix(t, "nkey:"); ok {
+				conn.nkey = key
+			}
+		}
+		why, is := over(conn)
+		if !is {
+			continue
+		}
+		kick, err := json.Marshal(map[string]uint64{"cid": c.CID})
+		if err != nil {
+			return n, err
+		}
+		if err := w.nc.Publish("$SYS.REQ.SERVER."+l.Server.ID+".KICK", kick); err != nil {
+			return n, err
+		}
+		w.log.Info("a connection was ended", "caller", c.Name, "why", why)
+		n++
+	}
+	return n, nil
+}
