@@ -1,8 +1,8 @@
 package bus
 
 import (
+	"cmp"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/nats-io/nats-server/v2/server"
@@ -27,7 +28,7 @@ type ClusterConfig struct {
 	Port      int         // of Host
 	Advertise string      // host:port that other nodes are told, if it is not Host and Port
 	Routes    []string    // host:port of every node, its own included or not; not empty
-	TLS       *tls.Config // with RootCAs, ClientCAs and RequireAndVerifyClientCert; see MutualTLS
+	TLS       *tls.Config // see MutualTLS
 }
 
 // A node that does not answer, or whose link is cut, is given up after three
@@ -41,24 +42,32 @@ const (
 	clientPings = 2
 )
 
-// MutualTLS reads PEM files into a configuration in which both sides of a
-// connection show a certificate of the CA. The other side's address must be
-// among the names of its certificate.
+// MutualTLS has both sides of a connection between nodes show a certificate of
+// the CA. The files are PEM and are looked at at every handshake. Where the
+// node's own certificate has a SPIFFE ID, the other side's must be one of a
+// server of the bus; else the other side's address must be among the names of
+// its certificate, and a new CA needs a restart.
 func MutualTLS(cert, key, ca string) (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(cert, key)
+	src, err := certs.OpenFiles(cert, key, ca, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read certificate of the node: %w", err)
 	}
-	raw, err := os.ReadFile(ca)
-	if err != nil {
-		return nil, fmt.Errorf("read certificates that nodes trust: %w", err)
+	return MutualTLSOf(src)
+}
+
+// MutualTLSOf is MutualTLS with what a source gives.
+func MutualTLSOf(src certs.Source) (*tls.Config, error) {
+	own, err := src.Certificate()
+	if err != nil || own == nil {
+		return nil, fmt.Errorf("read certificate of the node: %w", cmp.Or(err, errors.New("there is none")))
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("%s holds no certificate", ca)
+	if _, ok := certs.PeerOf(own.Leaf); ok {
+		return certs.Mutual(src, certs.Only(certs.RoleBus, "")), nil
 	}
-	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}, nil
+	conf := certs.Mutual(src)
+	conf.InsecureSkipVerify = false
+	conf.RootCAs, err = src.Roots()
+	return conf, err
 }
 
 func (c *ClusterConfig) validate(name string) error {
@@ -67,7 +76,7 @@ func (c *ClusterConfig) validate(name string) error {
 		return errors.New("a node of a cluster needs a name of its own")
 	case c.Port <= 0:
 		return errors.New("a node of a cluster needs a port for the other nodes")
-	case c.TLS == nil || c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil || c.TLS.RootCAs == nil || len(c.TLS.Certificates) == 0:
+	case !mutual(c.TLS):
 		return errors.New("nodes of a cluster talk over mutual TLS only: a certificate, RootCAs, ClientCAs and RequireAndVerifyClientCert are needed")
 	}
 	if len(c.Routes) == 0 {
@@ -79,6 +88,13 @@ func (c *ClusterConfig) validate(name string) error {
 		}
 	}
 	return nil
+}
+
+func mutual(c *tls.Config) bool {
+	if c == nil || c.ClientAuth != tls.RequireAndVerifyClientCert {
+		return false
+	}
+	return certs.Reloads(c) || c.ClientCAs != nil && c.RootCAs != nil && len(c.Certificates) > 0
 }
 
 // nodes is how many there are, this one included.

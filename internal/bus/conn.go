@@ -16,16 +16,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nkeys"
 )
 
 // MaxPayload is the largest message on the bus in bytes.
@@ -55,6 +56,8 @@ type options struct {
 	log    *slog.Logger
 	extra  []nats.Option
 	server *Server
+	source certs.Source
+	token  func() string
 }
 
 // WithLogger has the connection log to l.
@@ -85,7 +88,7 @@ func Connect(ctx context.Context, login Login, opts ...Option) (*Conn, error) {
 	if err != nil {
 		return nil, errs.E("connect to bus", errkind.Invalid, login.Name, err)
 	}
-	if c.nc, err = dial(ctx, login.URL, nopts); err != nil {
+	if c.nc, err = dial(ctx, dialURL(login, o), nopts); err != nil {
 		return nil, errs.E("connect to bus at "+login.URL, connectKind(err), login.Name, err)
 	}
 	c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncMaxPending(4096),
@@ -99,17 +102,13 @@ func Connect(ctx context.Context, login Login, opts ...Option) (*Conn, error) {
 }
 
 func (c *Conn) natsOptions(login Login, o options) ([]nats.Option, error) {
-	pair, err := nkeys.FromSeed([]byte(login.Seed))
-	if err != nil {
-		return nil, fmt.Errorf("the login's nkey seed cannot be read: %w", err)
-	}
-	pub, err := pair.PublicKey()
+	proof, err := login.proof(o)
 	if err != nil {
 		return nil, err
 	}
 	out := []nats.Option{
 		nats.Name(login.Name),
-		nats.Nkey(pub, pair.Sign),
+		proof,
 		nats.CustomInboxPrefix(c.self.Inbox()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
@@ -136,7 +135,7 @@ func (c *Conn) natsOptions(login Login, o options) ([]nats.Option, error) {
 	if o.server != nil {
 		out = append(out, nats.InProcessServer(o.server.ns), nats.PingInterval(10*time.Second))
 	}
-	return append(out, o.extra...), nil
+	return slices.Concat(out, login.transport(o), o.extra), nil
 }
 
 // dial tries until ctx ends, so that services may start before the server.

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -25,6 +26,7 @@ type EmbeddedConfig struct {
 	Callout     *CalloutConfig    // default: every caller is known to the server itself
 	Declaration *Declaration      // default: the catalogue's, with three replicas in a cluster
 	Cluster     *ClusterConfig    // default: a single server
+	TLS         *tls.Config       // see ServerTLS; default: a certificate of the authority in Dir/tls
 	Log         *slog.Logger
 }
 
@@ -39,7 +41,7 @@ type Embedded struct {
 	known  []subjects.Caller
 	admin  *Conn
 	keeper *Keeper
-	quit   context.CancelFunc // of watchRoutes
+	quit   context.CancelFunc // of watchRoutes and renewLogins
 }
 
 // StartEmbedded makes missing keys and client files, starts the server and
@@ -58,12 +60,19 @@ func StartEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Embedded, error) {
 		decl = *cfg.Declaration
 	}
 	e := &Embedded{dir: cfg.Dir, url: cfg.URL, log: cfg.Log, known: append(everyService(), cfg.Callers...)}
+	if cfg.Callout != nil {
+		e.known = append(e.known, subjects.Callout(), subjects.Warden())
+	}
 	users, err := EnsureKeys(cfg.Dir, cfg.URL, e.known)
 	if err != nil {
 		return nil, errs.E("start bus", errkind.Invalid, "", err)
 	}
-	e.Server, err = StartServer(ServerConfig{StoreDir: orDefault(cfg.Store, filepath.Join(cfg.Dir, "bus")),
-		Host: cfg.Host, Port: cfg.Port, Advertise: cfg.Advertise, Name: cfg.Name, Users: users, Cluster: cfg.Cluster})
+	own, err := cfg.ownTLS()
+	if err != nil {
+		return nil, errs.E("start bus", errkind.Invalid, "", err)
+	}
+	e.Server, err = StartServer(ServerConfig{TLS: own, StoreDir: orDefault(cfg.Store, filepath.Join(cfg.Dir, "bus")),
+		Host: cfg.Host, Port: cfg.Port, Advertise: cfg.Advertise, Name: cfg.Name, Users: users, Callout: cfg.Callout, Cluster: cfg.Cluster})
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +80,11 @@ func StartEmbedded(ctx context.Context, cfg EmbeddedConfig) (*Embedded, error) {
 		e.Close()
 		return nil, err
 	}
+	beside, quit := context.WithCancel(context.WithoutCancel(ctx))
+	e.quit = quit
+	go e.renewLogins(beside)
 	if cfg.Cluster != nil {
-		watch, quit := context.WithCancel(context.WithoutCancel(ctx))
-		e.quit = quit
-		go e.watchRoutes(watch, cfg.Cluster.nodes(), func() {
+		go e.watchRoutes(beside, cfg.Cluster.nodes(), func() {
 			e.log.Warn("this node does not reach a majority of the nodes and sends its clients to others")
 		})
 	}

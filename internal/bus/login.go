@@ -1,12 +1,14 @@
 package bus
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/nkeys"
@@ -19,6 +21,13 @@ type Login struct {
 	Name  string `json:"name"`
 	Inbox string `json:"inbox_prefix"`
 	Seed  string `json:"nkey_seed"`
+	// CA is the roots, as PEM, that the bus's certificate is verified by; empty: the machine's own.
+	CA string `json:"ca,omitempty"`
+	// Cert, with its chain, and Key are shown to the bus, as PEM: services and hosts have them.
+	Cert string `json:"cert,omitempty"`
+	Key  string `json:"key,omitempty"`
+
+	path string // of the client file, which is read again at each reconnect
 }
 
 // User is a bus identity as the server knows it.
@@ -40,6 +49,7 @@ func ReadLogin(path string) (Login, error) {
 	if _, err := subjects.ParseName(l.Name); err != nil {
 		return Login{}, fmt.Errorf("bus login %s: %w", path, err)
 	}
+	l.path = path
 	return l, nil
 }
 
@@ -50,12 +60,17 @@ func LoginPath(dir string, c subjects.Caller) string {
 
 // EnsureKeys makes the nkey of every caller that has none yet below dir/keys,
 // and its client file below dir/clients with url, all readable by the owner
-// only. It never replaces a key.
+// only. It never replaces an nkey. Certificates are of the authority in
+// dir/tls, and renewed when a third of their life is left.
 func EnsureKeys(dir, url string, callers []subjects.Caller) ([]User, error) {
 	for _, d := range []string{"keys", "clients"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, fmt.Errorf("make folder for bus keys: %w", err)
 		}
+	}
+	sh, err := newShower(dir, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("certificates of bus logins: %w", err)
 	}
 	users := make([]User, 0, len(callers))
 	for _, c := range callers {
@@ -63,16 +78,30 @@ func EnsureKeys(dir, url string, callers []subjects.Caller) ([]User, error) {
 		if err != nil {
 			return nil, fmt.Errorf("bus key of %s: %w", c, err)
 		}
-		raw, err := json.MarshalIndent(Login{URL: url, Name: c.Name(), Inbox: c.Inbox(), Seed: seed}, "", "  ")
-		if err != nil {
-			return nil, fmt.Errorf("bus login of %s: %w", c, err)
+		had, _ := ReadLogin(LoginPath(dir, c)) // one that cannot be read is replaced
+		l, err := sh.shown(Login{URL: url, Name: c.Name(), Inbox: c.Inbox(), Seed: seed}, had, c)
+		if err == nil {
+			err = l.write(LoginPath(dir, c))
 		}
-		if err := writeFile(LoginPath(dir, c), append(raw, '\n')); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("bus login of %s: %w", c, err)
 		}
 		users = append(users, User{Caller: c, Public: pub})
 	}
 	return users, nil
+}
+
+// write replaces a client file that says something else.
+func (l Login) write(path string) error {
+	raw, err := json.MarshalIndent(l, "", "  ")
+	if err != nil {
+		return err
+	}
+	raw = append(raw, '\n')
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, raw) {
+		return nil
+	}
+	return writeFile(path, raw)
 }
 
 func ensureKey(path string) (seed, pub string, err error) {

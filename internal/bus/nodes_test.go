@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
@@ -53,6 +54,10 @@ func nodeConfig(t *testing.T, ca *bustest.CA) bus.ServerConfig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	files, err := certs.OpenFiles(cert, key, ca.Path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +67,7 @@ func nodeConfig(t *testing.T, ca *bustest.CA) bus.ServerConfig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bus.ServerConfig{StoreDir: t.TempDir(), Port: -1, Name: "n1", Users: users,
+	return bus.ServerConfig{StoreDir: t.TempDir(), Port: -1, Name: "n1", Users: users, TLS: bus.ServerTLS(files),
 		Cluster: &bus.ClusterConfig{Port: l.Addr().(*net.TCPAddr).Port, TLS: conf, Routes: []string{l.Addr().String()}}}
 }
 
@@ -91,6 +96,7 @@ func TestAClusterIsRefusedWithoutWhatItNeeds(t *testing.T) {
 		"a name of its own":            func(c *bus.ServerConfig) { c.Name = "" },
 		"a port for the other nodes":   func(c *bus.ServerConfig) { c.Cluster.Port = 0 },
 		"the routes to the nodes":      func(c *bus.ServerConfig) { c.Cluster.Routes = nil },
+		"there is no certificate":      func(c *bus.ServerConfig) { c.TLS = nil },
 		"mutual TLS only":              func(c *bus.ServerConfig) { c.Cluster.TLS = nil },
 		"RequireAndVerifyClientCert":   func(c *bus.ServerConfig) { c.Cluster.TLS.ClientAuth = tls.VerifyClientCertIfGiven },
 		`route "here" is no host:port`: func(c *bus.ServerConfig) { c.Cluster.Routes = []string{"here"} },

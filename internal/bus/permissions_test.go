@@ -308,7 +308,7 @@ func TestNobodyLogsInWithoutAKey(t *testing.T) {
 		"a token":        {nats.Token("x")},
 		"a strange nkey": {nats.Nkey(pub, stranger.Sign)},
 	} {
-		nc, err := nats.Connect(e.URL(), opts...)
+		nc, err := nats.Connect(e.URL(), append(opts, bustest.Trust(e))...)
 		if err == nil {
 			nc.Close()
 			t.Errorf("%s logged in", what)
@@ -317,7 +317,11 @@ func TestNobodyLogsInWithoutAKey(t *testing.T) {
 		}
 	}
 	seed, _ := stranger.Seed()
-	_, err = bus.Connect(context.Background(), bus.Login{URL: e.URL(), Name: "operator", Seed: string(seed)})
+	op, err := e.Login(subjects.Operator())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = bus.Connect(context.Background(), bus.Login{URL: e.URL(), Name: "operator", Seed: string(seed), CA: op.CA})
 	if !errs.Is(err, errkind.Unauthenticated) {
 		t.Errorf("got %v", err)
 	}

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -27,14 +28,16 @@ type ServerConfig struct {
 	Users     []User // who may log in by themselves; without Callout nobody else can
 	Callout   *CalloutConfig
 	Cluster   *ClusterConfig
+	TLS       *tls.Config // of the port for clients, needed with one; see ServerTLS
 }
 
-// Server is an embedded nats-server with JetStream, a system account and one
-// account APP. Only nkeys log in.
+// Server is an embedded nats-server with JetStream, a system account, the account AUTH of the auth
+// callout and one account APP. Nobody logs in without an nkey, or a token that identity accepts.
 type Server struct {
-	ns   *server.Server
-	opts *server.Options
-	app  *server.Account
+	ns       *server.Server
+	opts     *server.Options
+	accounts map[string]*server.Account
+	callout  *CalloutConfig
 }
 
 // StartServer starts an embedded server and waits until it answers.
@@ -71,7 +74,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		ns.Shutdown()
 		return nil, errs.E(op, errkind.Unavailable, "", fmt.Sprintf("it did not answer on %s:%d within 20 s; is the port taken?", s.opts.Host, s.opts.Port))
 	}
-	if app, err := ns.LookupAccount("APP"); err != nil || !app.JetStreamEnabled() {
+	if app, err := ns.LookupAccount(appAccount); err != nil || !app.JetStreamEnabled() {
 		ns.Shutdown()
 		return nil, errs.E(op, errkind.Unavailable, "", fmt.Errorf("JetStream in %s does not start: %w", cfg.StoreDir, errors.Join(err, errors.New("see whether its files can be read and written"))))
 	}
@@ -84,6 +87,7 @@ const accounts = `
 system_account: SYS
 accounts {
   SYS {}
+  AUTH {}
   APP { jetstream: enabled }
 }
 `
@@ -93,10 +97,9 @@ func (s *Server) options(cfg ServerConfig) error {
 	if err := o.ProcessConfigString(accounts); err != nil {
 		return err
 	}
+	s.accounts = map[string]*server.Account{}
 	for _, a := range o.Accounts {
-		if a.Name == "APP" {
-			s.app = a
-		}
+		s.accounts[a.Name] = a
 	}
 	o.ServerName = orDefault(cfg.Name, "berth")
 	o.Host = orDefault(cfg.Host, "127.0.0.1")
@@ -116,18 +119,30 @@ func (s *Server) options(cfg ServerConfig) error {
 	o.WriteDeadline = 10 * time.Second
 	o.PingInterval = 20 * time.Second
 	o.MaxControlLine = 4096
+	s.callout = cfg.Callout
 	o.Nkeys = s.nkeyUsers(cfg.Users)
+	if cfg.Callout != nil {
+		if err := cfg.Callout.ask(o); err != nil {
+			return err
+		}
+	}
 	if cfg.Cluster != nil {
 		cfg.Cluster.join(o)
 	}
 	s.opts = o
-	return nil
+	return cfg.transport(o)
 }
 
-// SetUsers replaces who may log in; connections of users that are gone end.
+// SetUsers replaces who may log in; connections of users that are gone end. Of a server that asks
+// identity it changes those only that the server itself knows.
 func (s *Server) SetUsers(users []User) error {
 	o := s.opts.Clone()
 	o.Nkeys = s.nkeyUsers(users)
+	if s.callout != nil {
+		if err := s.callout.ask(o); err != nil {
+			return errs.E("change bus users", errkind.Internal, "", err)
+		}
+	}
 	if err := s.ns.ReloadOptions(o); err != nil {
 		return errs.E("change bus users", errkind.Internal, "", err)
 	}
@@ -137,8 +152,8 @@ func (s *Server) SetUsers(users []User) error {
 
 func (s *Server) nkeyUsers(users []User) []*server.NkeyUser {
 	out := make([]*server.NkeyUser, 0, len(users))
-	for _, u := range users {
-		out = append(out, &server.NkeyUser{Nkey: u.Public, Account: s.app, Permissions: PermissionsOf(u.Caller).server()})
+	for _, u := range s.callout.known(users) {
+		out = append(out, &server.NkeyUser{Nkey: u.Public, Account: s.accounts[accountOf(u.Caller)], Permissions: PermissionsOf(u.Caller).server()})
 	}
 	return out
 }

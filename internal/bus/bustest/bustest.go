@@ -5,11 +5,14 @@ package bustest
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/nats-io/nats.go"
 )
 
 // Start starts a bus with the declared streams and consumers. The services,
@@ -33,6 +36,11 @@ func Connect(t testing.TB, e *bus.Embedded, c subjects.Caller, opts ...bus.Optio
 	}
 	t.Cleanup(conn.Close)
 	return conn
+}
+
+// Trust has a plain connection of nats.go trust the bus.
+func Trust(e *bus.Embedded) nats.Option {
+	return nats.RootCAs(filepath.Join(certs.Folder(e.Dir()), "ca.pem"))
 }
 
 // Context ends after a minute or with the test.
