@@ -17,6 +17,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -77,6 +78,8 @@ type Token struct {
 	Expires   time.Time
 	NotBefore time.Time // zero when absent
 	IssuedAt  time.Time // zero when absent
+	// Acting is who acts for the subject, by the outermost act claim (RFC 8693); empty: nobody.
+	Acting string
 	// Claims are the rest; nil means none.
 	Claims Claims
 }
@@ -87,6 +90,8 @@ type State struct {
 	Asked    Asked
 	Name     ids.SessionName
 	Verified *lifecyclev1.Verified
+	// On is the session of another user that is attached to.
+	On *schedulerv1.SessionRecord
 }
 
 // Refusal is why a request is not let in.
@@ -123,12 +128,22 @@ type Body struct {
 	Delete *identityv1.DeleteRequest
 	Renew  *identityv1.RenewRequest
 	Status *identityv1.StatusRequest
+	// Of delegation.go and admin.go; an operator's request has AdminAttach too.
+	Frontends      *identityv1.FrontendsRequest
+	RevokeFrontend *identityv1.RevokeFrontendRequest
+	AdminSessions  *identityv1.AdminSessionsRequest
+	AdminAttach    *identityv1.AdminAttachRequest
+	AdminSuspend   *identityv1.AdminSuspendRequest
 	// Fault says why the body could not be decoded.
 	Fault string
 }
 
 // TokenGood: the signature of the token was verified with a key of its issuer.
-type TokenGood struct{ Token Token }
+type TokenGood struct {
+	Token Token
+	// Revoked: its user took from the frontend the right to act for them.
+	Revoked bool
+}
 
 // TokenBad: it was not; Kind is Unavailable if the issuer's keys could not be
 // fetched.
@@ -142,6 +157,8 @@ type TokenBad struct {
 type Awake struct {
 	Session *corev1.SessionRef
 	State   corev1.State
+	// Revoked: meanwhile the user took from the frontend the right to act for them.
+	Revoked bool
 }
 
 func (Asked) event()     {}
@@ -192,11 +209,13 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 		s.Asked = e
 		s, cmds, err = asked(s)
 	case TokenGood:
-		s, cmds, err = tokenGood(s, e.Token)
+		s, cmds, err = tokenGood(s, e)
 	case TokenBad:
 		err = refuse(e.Kind, "%s", e.Reason)
 	case Awake:
 		cmds, err = awake(s, e)
+	case Found:
+		s, cmds, err = found(s, e)
 	default:
 		err = refuse(errkind.Internal, "unknown event %T", ev)
 	}
@@ -214,6 +233,8 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 func (s State) admits(ev Event) bool {
 	switch ev.(type) {
 	case TokenGood:
+		return s.Asked.Verb != AdminAttach
+	case Found:
 		return true
 	case Asked:
 		return s.Asked.Verb == Renew && s.Asked.Envelope.GetToken() == ""
@@ -241,10 +262,12 @@ func (s State) Session() ids.SessionKey {
 func (s State) audit(err error, now time.Time) Audit {
 	rec := NewAudit(s.Asked, err, now)
 	rec.Actor, rec.Session = s.Actor(), string(s.Session())
+	s.about(rec)
 	return Audit{rec}
 }
 
-func tokenGood(s State, tok Token) (State, []Command, error) {
+func tokenGood(s State, e TokenGood) (State, []Command, error) {
+	tok := e.Token
 	entry, err := s.match(tok)
 	if err != nil {
 		return s, nil, err
@@ -259,13 +282,20 @@ func tokenGood(s State, tok Token) (State, []Command, error) {
 	if err := s.Policy.shutUser(Principal{entry.Tenant, tok.Issuer, tok.Subject}); err != nil {
 		return s, nil, err
 	}
+	if err := s.delegated(tok, e.Revoked); err != nil {
+		return s, nil, err
+	}
+	switch {
+	case administrative(s.Asked.Verb):
+		return s.administer(entry, tok)
+	case s.Asked.Verb == Frontends, s.Asked.Verb == RevokeFrontend:
+		return s.settleFrontends(entry, tok)
+	}
 	plan, err := entry.planOf(tok)
 	if err != nil {
 		return s, nil, err
 	}
-	actor := &corev1.Actor{
-		Tenant: string(entry.Tenant), Issuer: tok.Issuer, Subject: tok.Subject, Frontend: string(s.Asked.Frontend),
-	}
+	actor := s.actorOf(entry, tok)
 	keys := make([]string, 0, len(s.Policy.SessionKeys))
 	for _, k := range s.Policy.SessionKeys {
 		keys = append(keys, string(ids.DeriveSessionKey(k, tok.Issuer, entry.Tenant, tok.Subject, s.Name)))
@@ -325,6 +355,9 @@ func timely(tok Token, stored time.Time, skew time.Duration) (live bool, err err
 // replay may come long after its session slept, failed or was deleted.
 func awake(s State, e Awake) ([]Command, error) {
 	ref := e.Session
+	if err := stillWelcome(e.Revoked); err != nil {
+		return nil, err
+	}
 	if ref.GetTenant() != s.Verified.GetActor().GetTenant() || !slices.Contains(s.Verified.GetKeys(), ref.GetSession()) {
 		return nil, refuse(errkind.Internal, "another session was opened than the one asked for")
 	}

@@ -24,11 +24,15 @@ var epoch0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func testPolicy() Policy {
 	return Policy{
 		Entries: []Entry{
-			{Issuer: "https://idp", Audience: "acme-aud", Tenant: "acme", Plan: "free", Floor: corev1.Tier_TIER_GVISOR},
-			{Issuer: "https://idp", Audience: "globex-aud", Tenant: "globex", Plan: "pro"},
+			{Issuer: "https://idp", Audience: "acme-aud", Tenant: "acme", Plan: "free", Floor: corev1.Tier_TIER_GVISOR,
+				GroupsClaim: "groups", AdminGroups: []string{"admins"}},
+			{Issuer: "https://idp", Audience: "globex-aud", Tenant: "globex", Plan: "pro", GroupsClaim: "groups", AdminGroups: []string{"admins"}},
 			{Issuer: "https://other", Audience: "acme-aud", Tenant: "acme", Plan: "pro", Frontends: []ids.Frontend{"web"}},
 		},
 		SessionKeys: [][]byte{[]byte("new"), []byte("old")},
+		Tenants:     map[ids.Tenant]TenantRules{"acme": {AdminAttach: true}},
+		Frontends:   map[FrontendID]LoginRules{{"acme", "agent"}: {Acting: "agent-7"}},
+		Users:       map[Principal]UserRules{{"acme", "https://idp", "mallory"}: {By: RoleOperator, Why: "fraud"}, {"acme", "https://idp", "carol"}: {By: RoleAdministrator}},
 	}
 }
 
@@ -81,10 +85,14 @@ func request(t *testing.T, line string) string {
 	}
 	now := w.at(t, "now", "0s")
 	s, out := play(t, State{Policy: testPolicy()}, w.asked(t, fields[0]), now)
+	if fields[0] == OperatorAttach && s.Verified != nil {
+		_, more := play(t, s, w.found(), now)
+		return out + more
+	}
 	if !strings.Contains(out, "VerifyToken") {
 		return out
 	}
-	var ev Event = TokenGood{w.token(t)}
+	var ev Event = TokenGood{Token: w.token(t), Revoked: w["revoked"] == "yes"}
 	if w["token"] == "forged" {
 		ev = TokenBad{2, "the token's signature is wrong"}
 	}
@@ -93,7 +101,12 @@ func request(t *testing.T, line string) string {
 	if fields[0] == Open && s.Verified != nil {
 		ref := &corev1.SessionRef{Tenant: w.or("opened-tenant", "acme"), Session: w.or("opened", s.Verified.GetKeys()[0]),
 			Generation: &corev1.Stamp{Incarnation: 1, Index: 10}, Epoch: &corev1.Stamp{Incarnation: 1, Index: uint64(w.num("opened-epoch", 12))}}
-		_, more = play(t, s, Awake{ref, corev1.State(corev1.State_value["STATE_"+strings.ToUpper(w.or("state", "active"))])}, now)
+		_, more = play(t, s, Awake{Session: ref, State: corev1.State(corev1.State_value["STATE_"+strings.ToUpper(w.or("state", "active"))]),
+			Revoked: w["revoked"] == "meanwhile"}, now)
+		out += more
+	}
+	if strings.Contains(out, "find the session") {
+		_, more = play(t, s, w.found(), now)
 		out += more
 	}
 	return out
@@ -139,13 +152,15 @@ func (w words) asked(t *testing.T, verb string) Asked {
 		a.Body.Renew = &identityv1.RenewRequest{SessionName: name, Grant: w.or("grant", "g"), Proof: make([]byte, w.num("signature", 64))}
 	case Status:
 		a.Body.Status = &identityv1.StatusRequest{SessionName: name}
+	default:
+		w.about(verb, &a)
 	}
 	return a
 }
 
 func (w words) token(t *testing.T) Token {
 	return Token{Issuer: w.or("iss", "https://idp"), Subject: w.or("sub", "alice"), Audience: strings.Split(w.or("aud", "acme-aud"), ","),
-		Expires: w.at(t, "exp", "1h"), NotBefore: w.at(t, "nbf", "none"), IssuedAt: w.at(t, "iat", "none")}
+		Acting: w["act"], Claims: w.claims(), Expires: w.at(t, "exp", "1h"), NotBefore: w.at(t, "nbf", "none"), IssuedAt: w.at(t, "iat", "none")}
 }
 
 func play(t *testing.T, s State, ev Event, now time.Time) (State, string) {
@@ -165,8 +180,10 @@ func play(t *testing.T, s State, ev Event, now time.Time) (State, string) {
 		case Mint:
 			fmt.Fprintf(&b, "mint for epoch %d\n", c.Session.GetEpoch().GetIndex())
 		case Audit:
-			fmt.Fprintf(&b, "audit %s %s admitted=%v subject=%s session=%.6s %s\n", c.Record.GetVerb(), c.Record.GetRequestId(), c.Record.GetAdmitted(),
-				c.Record.GetActor().GetSubject(), c.Record.GetSession(), c.Record.GetFailure().GetKind())
+			fmt.Fprintf(&b, "audit %s %s admitted=%v subject=%s session=%.6s %s%s\n", c.Record.GetVerb(), c.Record.GetRequestId(), c.Record.GetAdmitted(),
+				c.Record.GetActor().GetSubject(), c.Record.GetSession(), c.Record.GetFailure().GetKind(), recordWords(c.Record))
+		case CallFrontends, CallRevokeFrontend, ListSessions, FindSession, CallSuspend, TellAttached, MintAttach:
+			b.WriteString(aboutWords(c))
 		default:
 			fmt.Fprintf(&b, "%s\n", strings.TrimPrefix(fmt.Sprintf("%T", c), "core."))
 		}

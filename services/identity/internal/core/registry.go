@@ -161,13 +161,14 @@ func (p Policy) shutUser(who Principal) error {
 	return nil
 }
 
-// Barred refuses a request that goes on although its tenant, its frontend or
+// StillMay refuses a request that goes on although its tenant, its frontend or
 // its user was suspended since it was let in.
-func (p Policy) Barred(f FrontendID, who Principal) error {
-	if err := p.shutFrontend(f); err != nil {
+func (p Policy) StillMay(s State) error {
+	if err := p.shutFrontend(FrontendID{s.Asked.Tenant, s.Asked.Frontend}); err != nil {
 		return err
 	}
-	return p.shutUser(who)
+	a := s.Actor()
+	return p.shutUser(Principal{ids.Tenant(a.GetTenant()), a.GetIssuer(), a.GetSubject()})
 }
 
 func shut(who, why string) error {

@@ -75,6 +75,9 @@ func asked(s State) (State, []Command, error) {
 		return s, nil, err
 	}
 	s.Name = name
+	if a.Verb == OperatorAttach {
+		return s.operator()
+	}
 	if a.Envelope.GetToken() == "" {
 		if a.Verb != Renew {
 			return s, nil, refuse(errkind.Unauthenticated, "there is no token of the user in the request")
@@ -88,13 +91,17 @@ func screenVerb(verb, door string) error {
 	switch verb {
 	case Open, Close, Delete:
 		return nil
-	case Renew, Status:
+	case OperatorAttach:
+		if door == Console {
+			return nil
+		}
+	case Renew, Status, Frontends, RevokeFrontend, AdminSessions, AdminAttach, AdminSuspend:
 		if door == Direct {
 			return nil
 		}
 		return refuse(errkind.Invalid, "%s has the direct door only", verb)
 	}
-	return refuse(errkind.Invalid, "there is no such verb; open, close, delete, renew and status exist")
+	return refuse(errkind.Invalid, "there is no such verb")
 }
 
 func screenEnvelope(a Asked) error {
@@ -114,7 +121,7 @@ func screenEnvelope(a Asked) error {
 	if sum := sha256.Sum256(e.GetBody()); !bytes.Equal(sum[:], e.GetBodyHash()) {
 		return refuse(errkind.Invalid, "the body hash in the envelope is not the SHA-256 of the body")
 	}
-	needsProof := a.Verb == Open || a.Verb == Renew
+	needsProof := a.Verb == Open || a.Verb == Renew || a.Verb == AdminAttach || a.Verb == OperatorAttach
 	if n := len(e.GetProofKey()); n != ed25519.PublicKeySize && (needsProof || n != 0) {
 		return refuse(errkind.Invalid, "the proof key is %d bytes long, an Ed25519 public key has %d", n, ed25519.PublicKeySize)
 	}
@@ -151,6 +158,14 @@ func screenBody(a Asked) (ids.SessionName, error) {
 			return "", refuse(errkind.Invalid, "a renewal carries the grant held now and a signature of %d bytes", ed25519.SignatureSize)
 		}
 		return sessionName(b.Renew.GetSessionName())
+	case RevokeFrontend:
+		return "", screenRevokeFrontend(b.RevokeFrontend.GetFrontend())
+	case AdminSessions:
+		return "", screenAdminSessions(b.AdminSessions)
+	case AdminAttach, OperatorAttach:
+		return "", screenAttach(b.AdminAttach, a.Door)
+	case AdminSuspend:
+		return "", screenAdminSuspend(b.AdminSuspend)
 	}
 	return sessionName(b.Status.GetSessionName())
 }
@@ -199,6 +214,9 @@ func screenOpen(o *identityv1.OpenRequest) error {
 	}
 	if o.GetBudgetReservation() != "" {
 		return refuse(errkind.Refused, "budget reservations are not offered in this release")
+	}
+	if err := screenVerbs(o.GetVerbs()); err != nil {
+		return err
 	}
 	for _, note := range []string{o.GetRisk().GetDataClass(), o.GetLegacyReference(), o.GetPlan()} {
 		if len(note) > maxNote {
