@@ -29,9 +29,10 @@ type Question struct {
 	NKey string
 	// Token is a user's token, not checked yet; empty if NKey is set.
 	Token string
-	// From is the address of the client, Memory that it came in within the server's process.
-	From   string
-	Memory bool
+	// From is the address of the client.
+	From string
+	// TLS: it came over TLS, as every client of another process does; the others are in the server's own.
+	TLS bool
 	// Peer is the certificate that the client showed and the server verified; nil without one.
 	Peer *x509.Certificate
 
@@ -61,9 +62,8 @@ func (k CalloutKeys) Open(msg []byte, header string) (q Question, why string, er
 		return q, "", errQuestion
 	}
 	q = Question{From: claims.ClientInformation.Host, user: claims.UserNkey, server: claims.Server.ID, xkey: header}
-	q.Memory = q.From == "" || q.From == "pipe"
 	if claims.TLS != nil {
-		q.Peer = peerOf(claims.TLS)
+		q.TLS, q.Peer = true, peerOf(claims.TLS)
 	}
 	why = q.proof(claims.ConnectOptions, claims.ClientInformation)
 	return q, why, nil
@@ -120,11 +120,9 @@ func peerOf(t *jwt.ClientTLS) *x509.Certificate {
 	return cert
 }
 
-// nkeyTag begins the tag that says which nkey logged in.
-const nkeyTag = "nkey:"
-
-// Admit answers that the login is the caller's, with exactly its permissions, until then.
-func (k CalloutKeys) Admit(q Question, c subjects.Caller, until time.Time) ([]byte, error) {
+// Admit answers that the login is the caller's, with exactly its permissions, until then. The servers'
+// lists of connections show the mark, in lower case.
+func (k CalloutKeys) Admit(q Question, c subjects.Caller, mark string, until time.Time) ([]byte, error) {
 	if accountOf(c) != appAccount || Static(c) || c.Name() == "" {
 		return nil, errors.New("only hosts, frontends and operators are let in by the callout")
 	}
@@ -132,9 +130,7 @@ func (k CalloutKeys) Admit(q Question, c subjects.Caller, until time.Time) ([]by
 	u.Name, u.Audience, u.Expires = c.Name(), appAccount, until.Unix()
 	u.Permissions = PermissionsOf(c).JWT()
 	u.AllowedConnectionTypes.Add(jwt.ConnectionTypeStandard, jwt.ConnectionTypeInProcess)
-	if q.NKey != "" {
-		u.Tags.Add(nkeyTag + q.NKey)
-	}
+	u.Tags.Add(mark)
 	signed, err := u.Encode(k.issuer)
 	if err != nil {
 		return nil, err

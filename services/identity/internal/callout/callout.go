@@ -8,9 +8,12 @@ package callout
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,20 +26,47 @@ import (
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
+// Guest is who may log in.
+type Guest struct {
+	Caller subjects.Caller
+	// Mark stands on the connection, so that it is known again when connections are looked at.
+	Mark Mark
+	// Expires is when a user's token does; zero for others.
+	Expires time.Time
+}
+
 // Guests says who may log in. Both are safe for concurrent use. An error is a refusal, whose text is one
-// sentence; of kind Unavailable it is none: nobody answers, and the client tries again.
+// sentence, with as much of the guest as is known; of kind Unavailable it is none: nobody answers, and
+// the client tries again.
 type Guests interface {
-	// ByNKey is whose registered nkey it is.
-	ByNKey(nkey string, at bus.Question) (subjects.Caller, error)
-	// ByToken is the bus identity of the user whose token it is, and when the token expires. It may take
-	// until ctx ends.
-	ByToken(ctx context.Context, token string) (subjects.Caller, time.Time, error)
+	// ByNKey is whose registered nkey it is that the question showed.
+	ByNKey(q bus.Question) (Guest, error)
+	// ByToken is the user whose token it is. It may take until ctx ends.
+	ByToken(ctx context.Context, token string) (Guest, error)
+}
+
+// Mark tells by what somebody logged in.
+type Mark string
+
+// NKeyMark is of a login by nkey.
+func NKeyMark(nkey string) Mark { return Mark("nkey:" + strings.ToLower(nkey)) }
+
+// IssuerMark is of a login by a token of this issuer.
+func IssuerMark(issuer string) Mark {
+	sum := sha256.Sum256([]byte(issuer))
+	return Mark("issuer:" + hex.EncodeToString(sum[:16]))
+}
+
+// NKey is the public nkey of a login by nkey.
+func (m Mark) NKey() (string, bool) {
+	key, ok := strings.CutPrefix(string(m), "nkey:")
+	return strings.ToUpper(key), ok
 }
 
 // Outcome is what became of one login.
 type Outcome struct {
-	Caller  subjects.Caller // zero if it is not known
-	NKey    string          // public; empty for a user
+	Guest   Guest  // as far as it is known
+	NKey    string // public; empty for a user
 	From    string
 	Until   time.Time // when the connection will end by itself
 	Refused error     // nil: let in
@@ -134,7 +164,7 @@ func (r *Responder) answer(req micro.Request, free func()) {
 		out.Refused = errors.New(why)
 		free()
 	case q.NKey != "":
-		out.Caller, out.Refused = r.cfg.Guests.ByNKey(q.NKey, q)
+		out.Guest, out.Refused = r.cfg.Guests.ByNKey(q)
 		free()
 	default:
 		free()
@@ -147,9 +177,7 @@ func (r *Responder) answer(req micro.Request, free func()) {
 		}
 		ctx, cancel := context.WithTimeout(r.ctx, tokenTime)
 		defer cancel()
-		var expires time.Time
-		out.Caller, expires, out.Refused = r.cfg.Guests.ByToken(ctx, q.Token)
-		out.Until = expires
+		out.Guest, out.Refused = r.cfg.Guests.ByToken(ctx, q.Token)
 	}
 	r.send(req, q, out, began)
 }
@@ -162,20 +190,20 @@ func (r *Responder) send(req micro.Request, q bus.Question, out Outcome, began t
 	}
 	now := time.Now()
 	if out.Refused == nil {
-		out.Until, out.Refused = r.cfg.Lives.until(out.Caller, out.Until, now, r.cfg.Random())
+		out.Until, out.Refused = r.cfg.Lives.until(out.Guest.Caller, out.Guest.Expires, now, r.cfg.Random())
 	}
 	var answer []byte
 	var err error
 	if out.Refused != nil {
 		answer, err = r.cfg.Keys.Refuse(q, out.Refused.Error())
 	} else {
-		answer, err = r.cfg.Keys.Admit(q, out.Caller, out.Until)
+		answer, err = r.cfg.Keys.Admit(q, out.Guest.Caller, string(out.Guest.Mark), out.Until)
 	}
 	if err == nil {
 		err = req.Respond(answer)
 	}
 	if err != nil {
-		r.cfg.Log.Error("a login was not answered", "caller", out.Caller.Name(), "error", err)
+		r.cfg.Log.Error("a login was not answered", "caller", out.Guest.Caller.Name(), "error", err)
 		return
 	}
 	out.Took = time.Since(began)

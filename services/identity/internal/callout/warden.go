@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,14 +32,11 @@ var again = []time.Duration{0, 300 * time.Millisecond, time.Second, 3 * time.Sec
 // Connected is one connection that the callout let in.
 type Connected struct {
 	Caller subjects.Caller
-	nkey   string
+	Mark   Mark
 }
 
-// With reports whether the connection logged in with this nkey.
-func (c Connected) With(nkey string) bool { return nkey != "" && strings.EqualFold(c.nkey, nkey) }
-
-// ByToken reports whether it logged in with a user's token.
-func (c Connected) ByToken() bool { return c.nkey == "" }
+// Over reports whether a connection may not be any more.
+type Over func(Connected) (why string, is bool)
 
 // Warden ends connections.
 type Warden struct {
@@ -52,9 +48,9 @@ type Warden struct {
 func NewWarden(nc *nats.Conn, log *slog.Logger) *Warden { return &Warden{nc, log} }
 
 // Watch ends, until ctx ends, every connection that is over: within a second after changed was closed,
-// and in rounds. changed returns a channel that the next change closes; over must judge by what holds
-// since then.
-func (w *Warden) Watch(ctx context.Context, changed func() <-chan struct{}, over func(Connected) (why string, is bool)) {
+// and in rounds. changed returns a channel that the next change closes; over judges by what holds
+// when it is called.
+func (w *Warden) Watch(ctx context.Context, changed func() <-chan struct{}, over func() Over) {
 	next := changed()
 	for i := 0; ; i++ {
 		wait := round
@@ -68,13 +64,9 @@ func (w *Warden) Watch(ctx context.Context, changed func() <-chan struct{}, over
 			next, i = changed(), 0
 		case <-time.After(wait):
 		}
-		w.sweepAndTell(ctx, over)
-	}
-}
-
-func (w *Warden) sweepAndTell(ctx context.Context, over func(Connected) (string, bool)) {
-	if _, err := w.Sweep(ctx, over); err != nil && ctx.Err() == nil {
-		w.log.Warn("connections of the bus cannot be looked at now", "error", err)
+		if _, err := w.Sweep(ctx, over()); err != nil && ctx.Err() == nil {
+			w.log.Warn("connections of the bus cannot be looked at now", "error", err)
+		}
 	}
 }
 
@@ -101,7 +93,7 @@ type ask struct {
 }
 
 // Sweep looks at every connection that the callout let in, on all servers, and ends those that are over.
-func (w *Warden) Sweep(ctx context.Context, over func(Connected) (string, bool)) (ended int, err error) {
+func (w *Warden) Sweep(ctx context.Context, over Over) (ended int, err error) {
 	const op = "end connections"
 	lists, err := w.all(ctx)
 	if err != nil {
@@ -188,7 +180,7 @@ func (w *Warden) more(ctx context.Context, server string, offset int) (l listing
 }
 
 // end ends those of a list that are over.
-func (w *Warden) end(l listing, over func(Connected) (string, bool)) (n int, err error) {
+func (w *Warden) end(l listing, over Over) (n int, err error) {
 	for _, c := range l.Data.Connections {
 		if c.Name == "" {
 			continue // the server knows it itself
@@ -198,10 +190,8 @@ func (w *Warden) end(l listing, over func(Connected) (string, bool)) (n int, err
 			continue
 		}
 		conn := Connected{Caller: caller}
-		for _, t := range c.Tags {
-			if key, ok := strings.CutPrefix(t, "nkey:"); ok {
-				conn.nkey = key
-			}
+		if len(c.Tags) > 0 {
+			conn.Mark = Mark(c.Tags[0])
 		}
 		why, is := over(conn)
 		if !is {
