@@ -20,13 +20,18 @@ import (
 type Config struct {
 	// ClientFile is the path of a [ClientFile]. Fields below that are set win.
 	ClientFile string
-	// URL of the bus: nats://host:port, or those of several nodes, separated by commas; when the one in
+	// URL of the bus: tls://host:port, or those of several nodes, separated by commas; when the one in
 	// use is lost, the next is taken, and nodes that these name too.
 	URL string
 	// Name of the bus identity, "fe-<tenant>-<frontend>" or "operator".
 	Name string
 	// Seed is the identity's nkey seed ("SU...").
 	Seed string
+	// CA is the roots, as PEM, that the bus's certificate is verified by; empty: the machine's own. The
+	// connection is TLS 1.3, whatever the URL says.
+	CA string
+	// Cert, with its chain, and Key are shown to the bus, as PEM. Frontends and operators need none.
+	Cert, Key string
 	// User is the token source for calls that bring none of their own.
 	User TokenSource
 	// Timeout is how long one attempt of a request may take; default 10 s. A
@@ -39,6 +44,8 @@ type Config struct {
 	Reattach time.Duration
 	// NATS are further options of the connection.
 	NATS []nats.Option
+
+	transport string // the client file that CA, Cert and Key are of, which is read again at each reconnect
 }
 
 // ClientFile is what a program needs to log in to the bus, as JSON in a file
@@ -49,6 +56,10 @@ type ClientFile struct {
 	Name  string `json:"name"`
 	Inbox string `json:"inbox_prefix"`
 	Seed  string `json:"nkey_seed"`
+	// CA is the roots that the bus's certificate is verified by, Cert and Key what is shown to it, as PEM.
+	CA   string `json:"ca,omitempty"`
+	Cert string `json:"cert,omitempty"`
+	Key  string `json:"key,omitempty"`
 }
 
 // ReadClientFile reads and checks a client file.
@@ -112,6 +123,9 @@ func (c Config) resolve() (Config, subjects.Caller, error) {
 			return c, me, err
 		}
 		c.URL, c.Name, c.Seed = or(c.URL, f.URL), or(c.Name, f.Name), or(c.Seed, f.Seed)
+		if c.CA == "" && c.Cert == "" && c.Key == "" {
+			c.CA, c.Cert, c.Key, c.transport = f.CA, f.Cert, f.Key, c.ClientFile
+		}
 	}
 	if c.URL == "" || c.Name == "" || c.Seed == "" {
 		return c, me, invalid(op, "a client file, or URL, name and seed are needed")
@@ -140,6 +154,7 @@ func (c Config) login(me subjects.Caller) ([]nats.Option, error) {
 		return nil, fmt.Errorf("read the public key of a seed: %w", err)
 	}
 	return append([]nats.Option{
+		c.secure,
 		nats.Name("berth-sdk " + c.Name),
 		nats.Nkey(pub, kp.Sign),
 		nats.CustomInboxPrefix(me.Inbox()),

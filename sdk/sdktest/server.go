@@ -159,7 +159,11 @@ func (s *Server) startBus() error {
 		}
 		users, seeds[c] = append(users, u), seed
 	}
-	s.ns, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, NoSigs: true, NoLog: true,
+	conf, ca, err := certificate()
+	if err != nil {
+		return err
+	}
+	s.ns, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, NoSigs: true, NoLog: true, TLSConfig: conf, TLSTimeout: 5,
 		StoreDir: filepath.Join(s.opts.Dir, "bus"), Nkeys: users})
 	if err != nil {
 		return err
@@ -172,7 +176,7 @@ func (s *Server) startBus() error {
 		return err
 	}
 	for _, c := range callers {
-		f := sdk.ClientFile{URL: s.ns.ClientURL(), Name: c.Name(), Inbox: c.Inbox(), Seed: seeds[c]}
+		f := sdk.ClientFile{URL: s.ns.ClientURL(), Name: c.Name(), Inbox: c.Inbox(), Seed: seeds[c], CA: ca}
 		if err := f.Write(filepath.Join(s.opts.Dir, "clients", c.Name()+".json")); err != nil {
 			return err
 		}
@@ -181,7 +185,7 @@ func (s *Server) startBus() error {
 	if err != nil {
 		return err
 	}
-	s.nc, err = nats.Connect(s.ns.ClientURL(), nats.Nkey(me.Nkey, kp.Sign), nats.Name("sdktest"))
+	s.nc, err = nats.Connect("nats://memory", nats.InProcessServer(s.ns), nats.Nkey(me.Nkey, kp.Sign), nats.Name("sdktest"))
 	if err != nil {
 		return err
 	}
