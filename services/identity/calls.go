@@ -38,7 +38,7 @@ func (x *exchange) callLifecycle(ctx context.Context) ([]core.Command, error) {
 		}
 		x.opened = reply
 		x.inner(reply.GetWake().GetTiming(), began)
-		return x.decide(ctx, core.Awake{Session: reply.GetWake().GetSession(), State: reply.GetWake().GetState()})
+		return x.decide(ctx, core.Awake{Session: reply.GetWake().GetSession(), State: reply.GetWake().GetState(), Revoked: x.acting.Revoked(v.GetActor())})
 	case core.Close:
 		reply, err := bus.Invoke[*lifecyclev1.CloseReply](ctx, x.conn, "lifecycle", "close", &lifecyclev1.CloseRequest{Verified: v})
 		if err != nil {
@@ -69,11 +69,16 @@ func (x *exchange) inner(t *corev1.Timing, began time.Time) {
 
 // mint gets a grant for the session that was just opened.
 func (x *exchange) mint(ctx context.Context, ref *corev1.SessionRef) error {
+	// The wake may have taken minutes: whoever was shut out meanwhile gets no grant.
+	if err := x.currentPolicy().StillMay(x.state); err != nil {
+		return err
+	}
 	began := time.Now()
 	wake, env := x.opened.GetWake(), x.state.Asked.Envelope
 	reply, err := bus.Invoke[*credentialsv1.MintReply](ctx, x.conn, "credentials", "mint", &credentialsv1.MintRequest{
 		Session: ref, Actor: x.state.Actor(), Host: wake.GetHost(), ProofKey: env.GetProofKey(), ReplyKey: x.box.Public(),
 		TokenVerifiedAt: timestamppb.New(x.state.Asked.StoredAt), TokenExpiresAt: timestamppb.New(x.expires),
+		Verbs: x.state.Asked.Body.Open.GetVerbs(),
 	})
 	if err != nil {
 		return err

@@ -10,15 +10,15 @@
 package identity
 
 import (
-	"fmt"
 	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
-	"github.com/berth-dev/berth/schemas/ids"
-	"github.com/berth-dev/berth/services/identity/internal/core"
-	"github.com/berth-dev/berth/services/identity/internal/tokens"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
+	"github.com/berth-dev/berth/services/identity/internal/registry"
 )
 
 // Config is the configuration of the service.
@@ -27,12 +27,30 @@ type Config struct {
 	// derived with, made at the first start. Losing the latter loses every
 	// session.
 	KeyDir string `yaml:"key_dir"`
-	// Issuers is the registry.
+	// Issuers, Tenants and Logins stand in the registry beside what operators
+	// add to it by commands. They win over that, and commands cannot change
+	// them, only suspend them.
 	Issuers []Issuer `yaml:"issuers"`
+	Tenants []Tenant `yaml:"tenants"`
+	Logins  []Login  `yaml:"logins"`
+	// Callout is how the bus's question who may log in is answered.
+	Callout Callout `yaml:"callout"`
 	// Workers is the most requests of the durable door at once.
 	Workers int `yaml:"workers"`
 	// Limit is the most requests of one verb at once at the direct door.
 	Limit int `yaml:"limit"`
+}
+
+// Tenant is a customer of the platform. One that an issuer or a frontend's
+// login names need not stand here.
+type Tenant struct {
+	Tenant string `yaml:"tenant"`
+	// Plan of users whose issuer says nothing.
+	Plan string `yaml:"plan"`
+	// TierFloor is the weakest isolation tier that the tenant allows.
+	TierFloor string `yaml:"tier_floor"`
+	// AdminAttach lets the tenant's administrators attach to users' sessions.
+	AdminAttach bool `yaml:"admin_attach"`
 }
 
 // Issuer maps an issuer and an audience to a tenant.
@@ -42,7 +60,8 @@ type Issuer struct {
 	// Audience must be among the token's aud claims.
 	Audience string `yaml:"audience"`
 	Tenant   string `yaml:"tenant"`
-	Plan     string `yaml:"plan"`
+	// Plan of users whose token names none; empty means the tenant's.
+	Plan string `yaml:"plan"`
 	// TierFloor is the weakest isolation tier that the tenant allows; empty
 	// leaves it to the plan.
 	TierFloor string `yaml:"tier_floor"`
@@ -52,10 +71,30 @@ type Issuer struct {
 	Algorithms []string `yaml:"algorithms"`
 	// JWKSFile holds the issuer's keys; empty means OIDC discovery.
 	JWKSFile string `yaml:"jwks_file"`
+	// ClockTolerance is how far the issuer's clock may differ, at most 5 min;
+	// without it 30 s.
+	ClockTolerance *time.Duration `yaml:"clock_tolerance"`
+	// PlanClaim names the claim whose values Plans maps to plans.
+	PlanClaim string            `yaml:"plan_claim"`
+	Plans     map[string]string `yaml:"plans"`
+	// GroupsClaim names the claim that lists groups; tokens with one of
+	// AdminGroups are of administrators of the tenant.
+	GroupsClaim string   `yaml:"groups_claim"`
+	AdminGroups []string `yaml:"admin_groups"`
 }
 
-// NewConfig returns the defaults; KeyDir and Issuers have none.
-func NewConfig() Config { return Config{Workers: 64, Limit: 512} }
+// Login is a bus identity that is let in: a frontend, a host or an operator.
+type Login struct {
+	// Name is fe-<tenant>-<frontend>, host-<host> or operator.
+	Name string `yaml:"name"`
+	// NKey is its public key.
+	NKey string `yaml:"nkey"`
+	// Acting is the subject that tokens exchanged for a frontend have in act.
+	Acting string `yaml:"acting"`
+}
+
+// NewConfig returns the defaults; KeyDir has none.
+func NewConfig() Config { return Config{Workers: 64, Limit: 512, Callout: newCallout()} }
 
 const configure = "configure identity"
 
@@ -64,66 +103,48 @@ func (c Config) Validate() error {
 	switch {
 	case c.KeyDir == "":
 		return errs.E(configure, errkind.Invalid, "", "key_dir is not set")
-	case len(c.Issuers) == 0:
-		return errs.E(configure, errkind.Invalid, "", "there is no issuer, so nobody could sign in")
 	case c.Workers <= 0 || c.Limit <= 0:
 		return errs.E(configure, errkind.Invalid, "", "workers and limit must be positive")
 	}
-	_, _, err := c.registry()
+	if err := c.Callout.validate(); err != nil {
+		return err
+	}
+	_, err := c.static()
 	return err
 }
 
-// registry reads the issuers for the core and for the verifier of tokens.
-func (c Config) registry() ([]core.Entry, []tokens.Issuer, error) {
-	entries, issuers := make([]core.Entry, 0, len(c.Issuers)), make([]tokens.Issuer, 0, len(c.Issuers))
-	type pair struct{ issuer, audience string }
-	seen, trust := map[pair]bool{}, map[string]string{}
+// static is what the configuration says of the registry.
+func (c Config) static() (registry.Static, error) {
+	st := registry.Static{Files: map[string]string{}}
+	trust := map[string]string{}
+	for _, t := range c.Tenants {
+		st.Tenants = append(st.Tenants, &identityv1.Tenant{Tenant: t.Tenant, Plan: t.Plan, TierFloor: t.TierFloor, AdminAttach: t.AdminAttach})
+	}
 	for _, i := range c.Issuers {
-		e, err := i.entry()
-		if err != nil {
-			return nil, nil, err
-		}
-		if p := (pair{i.Issuer, i.Audience}); seen[p] {
-			return nil, nil, errs.Errorf(configure, errkind.Invalid, "issuer %s and audience %s stand in the registry twice", i.Issuer, i.Audience)
-		} else {
-			seen[p] = true
-		}
-		how := fmt.Sprint(i.JWKSFile, i.Algorithms)
+		how := strings.Join(append([]string{i.JWKSFile}, i.Algorithms...), " ")
 		if had, ok := trust[i.Issuer]; ok && had != how {
-			return nil, nil, errs.Errorf(configure, errkind.Invalid, "issuer %s stands in the registry with different keys or algorithms", i.Issuer)
+			return st, errs.Errorf(configure, errkind.Invalid, "issuer %s stands in the registry with different keys or algorithms", i.Issuer)
 		}
 		trust[i.Issuer] = how
-		entries = append(entries, e)
-		issuers = append(issuers, tokens.Issuer{URL: i.Issuer, Algs: i.Algorithms, JWKSFile: i.JWKSFile})
+		if i.JWKSFile != "" {
+			st.Files[i.Issuer] = i.JWKSFile
+		}
+		st.Issuers = append(st.Issuers, i.record())
 	}
-	return entries, issuers, nil
+	for _, l := range c.Logins {
+		st.Logins = append(st.Logins, &identityv1.Login{Name: l.Name, Nkey: l.NKey, Acting: l.Acting})
+	}
+	if err := st.Check(); err != nil {
+		return st, errs.E(configure, errkind.Invalid, "", err)
+	}
+	return st, nil
 }
 
-func (i Issuer) entry() (core.Entry, error) {
-	bad := func(format string, args ...any) (core.Entry, error) {
-		return core.Entry{}, errs.Errorf(configure, errkind.Invalid, "issuer "+strings.ReplaceAll(i.Issuer, "%", "%%")+": "+format, args...)
+func (i Issuer) record() *identityv1.Issuer {
+	out := &identityv1.Issuer{Issuer: i.Issuer, Audience: i.Audience, Tenant: i.Tenant, Plan: i.Plan, TierFloor: i.TierFloor,
+		Frontends: i.Frontends, Algorithms: i.Algorithms, PlanClaim: i.PlanClaim, Plans: i.Plans, GroupsClaim: i.GroupsClaim, AdminGroups: i.AdminGroups}
+	if i.ClockTolerance != nil {
+		out.ClockTolerance = durationpb.New(*i.ClockTolerance)
 	}
-	tenant, err := ids.ParseTenant(i.Tenant)
-	if err != nil {
-		return bad("%w", err)
-	}
-	if i.Audience == "" {
-		return bad("no audience is set, so tokens for any other program would be accepted")
-	}
-	e := core.Entry{Issuer: i.Issuer, Audience: i.Audience, Tenant: tenant, Plan: i.Plan}
-	if i.TierFloor != "" {
-		tier, ok := corev1.Tier_value["TIER_"+strings.ToUpper(i.TierFloor)]
-		if !ok || tier == 0 {
-			return bad("there is no isolation tier %q", i.TierFloor)
-		}
-		e.Floor = corev1.Tier(tier)
-	}
-	for _, f := range i.Frontends {
-		name, err := ids.ParseFrontend(f)
-		if err != nil {
-			return bad("%w", err)
-		}
-		e.Frontends = append(e.Frontends, name)
-	}
-	return e, nil
+	return out
 }

@@ -40,6 +40,7 @@ type outcome struct {
 // exchange is one request under way.
 type exchange struct {
 	*service
+	view    *view // that it began with
 	state   core.State
 	started time.Time
 	steps   []*corev1.Step
@@ -51,9 +52,8 @@ type exchange struct {
 
 // handle is what both doors lead to.
 func (s *service) handle(ctx context.Context, asked core.Asked, m message) outcome {
-	policy := s.policy
-	policy.SessionKeys = s.derive.secrets(time.Now())
-	x := &exchange{service: s, state: core.State{Policy: policy}, started: time.Now(), again: m.again, reply: &identityv1.Reply{}}
+	v := s.view()
+	x := &exchange{service: s, view: v, state: core.State{Policy: s.policy(v)}, started: time.Now(), again: m.again, reply: &identityv1.Reply{}}
 	env, asJSON, err := x.unseal(ctx, m)
 	if err != nil {
 		s.reject(ctx, asked, err)
@@ -94,14 +94,9 @@ func (x *exchange) unsealed(m message) (*identityv1.Envelope, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	var plain []byte
-	for _, k := range x.curve {
-		if plain, err = k.OpenEnvelope(req.GetSealed()); err == nil {
-			break
-		}
-	}
+	plain, err := x.openSealed(req.GetSealed())
 	if err != nil {
-		return nil, false, &core.Refusal{Kind: errkind.Invalid, Reason: "the sealed envelope cannot be opened; it must be sealed to the key that identity.keys returns"}
+		return nil, false, err
 	}
 	env, asJSON, err := envelope.Parse(plain)
 	if err != nil {
@@ -111,6 +106,16 @@ func (x *exchange) unsealed(m message) (*identityv1.Envelope, bool, error) {
 		return nil, false, &core.Refusal{Kind: errkind.Invalid, Reason: "the reply key in the envelope is no public curve key"}
 	}
 	return env, asJSON, nil
+}
+
+// openSealed opens with the first live curve key that fits.
+func (s *service) openSealed(sealed []byte) ([]byte, error) {
+	for _, k := range s.curve {
+		if plain, err := k.OpenEnvelope(sealed); err == nil {
+			return plain, nil
+		}
+	}
+	return nil, &core.Refusal{Kind: errkind.Invalid, Reason: "the sealed envelope cannot be opened; it must be sealed to the key that identity.keys returns"}
 }
 
 // sealReply seals an answer to the key in the envelope, whoever carried it.
@@ -140,7 +145,20 @@ func (x *exchange) run(ctx context.Context, asked core.Asked) error {
 		next, err = x.do(ctx, cmds[0])
 		cmds = append(cmds[1:], next...)
 	}
+	for _, c := range cmds { // what was let in and then failed is recorded all the same
+		if a, ok := c.(core.Audit); ok && err != nil {
+			x.admitted(ctx, a.Record)
+		}
+	}
 	return err
+}
+
+// admitted records a request that was let in, once.
+func (x *exchange) admitted(ctx context.Context, rec *identityv1.Audit) {
+	if !x.again {
+		x.record(ctx, rec)
+		x.acted(rec)
+	}
 }
 
 func (x *exchange) decide(ctx context.Context, ev core.Event) ([]core.Command, error) {
@@ -160,9 +178,7 @@ func (x *exchange) decide(ctx context.Context, ev core.Event) ([]core.Command, e
 func (x *exchange) do(ctx context.Context, cmd core.Command) ([]core.Command, error) {
 	switch c := cmd.(type) {
 	case core.Audit:
-		if !x.again {
-			x.record(ctx, c.Record)
-		}
+		x.admitted(ctx, c.Record)
 		return nil, nil
 	case core.VerifyToken:
 		return x.verify(ctx)
@@ -175,13 +191,34 @@ func (x *exchange) do(ctx context.Context, cmd core.Command) ([]core.Command, er
 	case core.CallList:
 		return nil, x.list(ctx, c.Actor)
 	}
+	return x.doAbout(ctx, cmd)
+}
+
+// doAbout does what is asked about frontends and other users' sessions.
+func (x *exchange) doAbout(ctx context.Context, cmd core.Command) ([]core.Command, error) {
+	switch c := cmd.(type) {
+	case core.CallFrontends:
+		return nil, x.listFrontends(ctx, c.Actor)
+	case core.CallRevokeFrontend:
+		return nil, x.settleFrontend(ctx, c)
+	case core.ListSessions:
+		return nil, x.listSessions(ctx, c)
+	case core.FindSession:
+		return x.findSession(ctx, c)
+	case core.TellAttached:
+		return nil, x.tellAttached(ctx, c.Event)
+	case core.MintAttach:
+		return nil, x.mintAttach(ctx, c)
+	case core.CallSuspend:
+		return nil, x.suspendUser(ctx, c)
+	}
 	return nil, errs.Errorf("handle request", errkind.Internal, "unknown command %T", cmd)
 }
 
 func (x *exchange) verify(ctx context.Context) ([]core.Command, error) {
 	began := time.Now()
 	vctx, span := obs.Start(ctx, "identity.verify")
-	tok, err := x.tokens.Verify(vctx, x.state.Asked.Envelope.GetToken())
+	tok, err := x.view.tokens.Verify(vctx, x.state.Asked.Envelope.GetToken())
 	obs.End(span, err)
 	x.step("identity.verify", began)
 	if err != nil {
@@ -192,9 +229,7 @@ func (x *exchange) verify(ctx context.Context) ([]core.Command, error) {
 		return x.decide(ctx, core.TokenBad{Kind: errs.Kind(err), Reason: reasonOf(err)})
 	}
 	x.expires = tok.Expires
-	return x.decide(ctx, core.TokenGood{Token: core.Token{
-		Issuer: tok.Issuer, Subject: tok.Subject, Audience: tok.Audience, Expires: tok.Expires, NotBefore: tok.NotBefore, IssuedAt: tok.IssuedAt,
-	}})
+	return x.decide(ctx, x.tokenGood(tok))
 }
 
 // step notes how long a part took.

@@ -348,7 +348,6 @@ func TestConfigurationIsChecked(t *testing.T) {
 	good := identity.Issuer{Issuer: "https://idp", Audience: "a", Tenant: "acme"}
 	for name, change := range map[string]func(*identity.Config){
 		"no key folder":   func(c *identity.Config) { c.KeyDir = "" },
-		"no issuer":       func(c *identity.Config) { c.Issuers = nil },
 		"no audience":     func(c *identity.Config) { c.Issuers[0].Audience = "" },
 		"absurd tenant":   func(c *identity.Config) { c.Issuers[0].Tenant = "A/B" },
 		"unknown tier":    func(c *identity.Config) { c.Issuers[0].TierFloor = "steel" },

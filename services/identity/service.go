@@ -12,12 +12,17 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/keyfile"
 	"github.com/berth-dev/berth/schemas/seal"
+	"github.com/berth-dev/berth/services/identity/internal/acting"
 	"github.com/berth-dev/berth/services/identity/internal/core"
-	"github.com/berth-dev/berth/services/identity/internal/tokens"
+	"github.com/berth-dev/berth/services/identity/internal/handles"
+	"github.com/berth-dev/berth/services/identity/internal/registry"
 )
 
 // sessionKeyFile in Config.KeyDir holds the key that session keys are derived with.
 const sessionKeyFile = "identity-session.json"
+
+// curveFile there holds the key that requests are sealed to.
+const curveFile = "identity-curve.json"
 
 const (
 	startWait = 30 * time.Second
@@ -29,12 +34,19 @@ const (
 type service struct {
 	conn   *bus.Conn
 	log    *slog.Logger
-	policy core.Policy
-	tokens *tokens.Verifier
 	derive *sessionKeys
 	curve  []*seal.Box // open requests; newest first
 	box    *seal.Box   // seals answers and speaks with credentials; lives as long as the process
 	audit  *auditlog.Log
+
+	acting  *acting.Ledger
+	handles *handles.Keys
+
+	registry *registry.Store
+	viewing  sync.Mutex
+	viewed   *view
+	follow   context.Context // ends after the doors are shut
+	ending   sync.WaitGroup  // of grants, of whoever was shut out
 
 	rpc     *bus.Service
 	durable *bus.Consumer
@@ -52,7 +64,18 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	}
 	s.audit = auditlog.New(conn, log)
 	go s.derive.watch(ctx)
-	err = s.openDoors(ctx, cfg)
+	follow, quit := context.WithCancel(context.WithoutCancel(ctx))
+	s.follow = follow
+	var in *logins
+	if err = s.openDelegation(ctx); err == nil {
+		err = s.openRegistry(ctx, cfg)
+	}
+	if err == nil {
+		in, err = s.serveLogins(ctx, cfg)
+	}
+	if err == nil {
+		err = s.openDoors(ctx, cfg)
+	}
 	if err == nil {
 		if aerr := s.rpc.Announce(); aerr != nil {
 			log.Warn("cannot say that identity serves", "error", aerr)
@@ -68,6 +91,10 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if s.rpc != nil {
 		err = errors.Join(err, s.rpc.Stop(stop))
 	}
+	in.stop(stop)
+	quit()
+	s.closeRegistry()
+	s.closeDelegation()
 	s.audit.Close(stop)
 	return err
 }
@@ -77,18 +104,11 @@ func newService(cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) 
 		return nil, err
 	}
 	s := &service{conn: conn, log: log}
-	entries, issuers, err := cfg.registry()
-	if err != nil {
-		return nil, err
-	}
-	s.policy.Entries = entries
-	if s.tokens, err = tokens.New(issuers, nil); err != nil {
-		return nil, err
-	}
+	var err error
 	if s.derive, err = openSessionKeys(filepath.Join(cfg.KeyDir, sessionKeyFile), log); err != nil {
 		return nil, err
 	}
-	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, "identity-curve.json"))
+	curve, err := keyfile.Open(filepath.Join(cfg.KeyDir, curveFile))
 	if err != nil {
 		return nil, err
 	}
@@ -99,9 +119,16 @@ func newService(cfg Config, conn *bus.Conn, log *slog.Logger) (*service, error) 
 		}
 		s.curve = append(s.curve, key)
 	}
+	if err := s.openHandles(cfg); err != nil {
+		return nil, err
+	}
 	s.box, err = seal.RandomBox()
 	return s, err
 }
+
+// doors are the verbs of the direct door.
+var doors = []string{core.Open, core.Close, core.Delete, core.Renew, core.Status, core.Frontends, core.RevokeFrontend,
+	core.AdminSessions, core.AdminAttach, core.AdminSuspend}
 
 func (s *service) openDoors(ctx context.Context, cfg Config) (err error) {
 	starting, cancel := context.WithTimeout(ctx, startWait)
@@ -110,12 +137,18 @@ func (s *service) openDoors(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, verb := range []string{core.Open, core.Close, core.Delete, core.Renew, core.Status} {
+	for _, verb := range doors {
 		if err := s.rpc.HandleRaw(verb, s.direct); err != nil {
 			return err
 		}
 	}
 	if err := s.rpc.HandleRaw("keys", s.keys); err != nil {
+		return err
+	}
+	if err := bus.Handle(s.rpc, core.OperatorAttach, s.operatorAttach); err != nil {
+		return err
+	}
+	if err := s.serveRegistry(); err != nil {
 		return err
 	}
 	spec := bus.Spec("identity-requests", cfg.Workers)

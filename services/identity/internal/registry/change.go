@@ -173,10 +173,7 @@ func (s *Store) suspendable(what *identityv1.Suspension) error {
 	if f := what.GetFrontend(); f != "" && now.logins[subjects.Frontend(tenant, ids.Frontend(f))] == nil {
 		return refused(errkind.NotFound, "frontend %s of tenant %s is not registered", f, tenant)
 	}
-	known := func(i *identityv1.Issuer) bool {
-		return i.GetTenant() == what.GetTenant() && i.GetIssuer() == what.GetIssuer()
-	}
-	if what.GetSubject() != "" && !slices.ContainsFunc(now.issuers, known) {
+	if what.GetSubject() != "" && !now.Names(what.GetTenant(), what.GetIssuer()) {
 		return refused(errkind.NotFound, "the issuer is not registered for tenant %s", tenant)
 	}
 	return nil

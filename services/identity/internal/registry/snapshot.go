@@ -148,3 +148,20 @@ func (s *Snapshot) Issuer(issuer, audience string) (*identityv1.Issuer, bool) {
 	}
 	return found[0], true
 }
+
+// Trust is how tokens of an issuer are verified.
+func (s *Snapshot) Trust(issuer string) tokens.Issuer {
+	for _, t := range s.Issuers {
+		if t.URL == issuer {
+			return t
+		}
+	}
+	return tokens.Issuer{}
+}
+
+// Names tells whether the issuer is registered for the tenant, with any audience.
+func (s *Snapshot) Names(tenant, issuer string) bool {
+	return slices.ContainsFunc(s.issuers, func(i *identityv1.Issuer) bool {
+		return i.GetTenant() == tenant && i.GetIssuer() == issuer
+	})
+}
