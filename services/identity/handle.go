@@ -94,7 +94,7 @@ func (x *exchange) unsealed(m message) (*identityv1.Envelope, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	plain, err := x.openSealed(req.GetSealed())
+	plain, err := x.openEnvelope(req.GetSealed())
 	if err != nil {
 		return nil, false, err
 	}
@@ -108,8 +108,8 @@ func (x *exchange) unsealed(m message) (*identityv1.Envelope, bool, error) {
 	return env, asJSON, nil
 }
 
-// openSealed opens with the first live curve key that fits.
-func (s *service) openSealed(sealed []byte) ([]byte, error) {
+// openEnvelope opens with the first live curve key that fits.
+func (s *service) openEnvelope(sealed []byte) ([]byte, error) {
 	for _, k := range s.curve {
 		if plain, err := k.OpenEnvelope(sealed); err == nil {
 			return plain, nil

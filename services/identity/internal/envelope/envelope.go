@@ -94,6 +94,21 @@ func Body(verb string, e *identityv1.Envelope) (core.Body, error) {
 	case core.Status:
 		b.Status = &identityv1.StatusRequest{}
 		into = b.Status
+	case core.Frontends:
+		b.Frontends = &identityv1.FrontendsRequest{}
+		into = b.Frontends
+	case core.RevokeFrontend:
+		b.RevokeFrontend = &identityv1.RevokeFrontendRequest{}
+		into = b.RevokeFrontend
+	case core.AdminSessions:
+		b.AdminSessions = &identityv1.AdminSessionsRequest{}
+		into = b.AdminSessions
+	case core.AdminAttach:
+		b.AdminAttach = &identityv1.AdminAttachRequest{}
+		into = b.AdminAttach
+	case core.AdminSuspend:
+		b.AdminSuspend = &identityv1.AdminSuspendRequest{}
+		into = b.AdminSuspend
 	default:
 		return b, nil // core refuses the verb
 	}
@@ -105,6 +120,12 @@ func Body(verb string, e *identityv1.Envelope) (core.Body, error) {
 		return b, nil
 	}
 	return b, strict(e.GetBody(), asJSON, into, "body")
+}
+
+// OperatorAttach reads the opened request of an operator, in protobuf.
+func OperatorAttach(plain []byte) (*identityv1.OperatorAttach, error) {
+	in := &identityv1.OperatorAttach{}
+	return in, strict(plain, false, in, "request")
 }
 
 // strict decodes and refuses what it does not know.
