@@ -1,8 +1,9 @@
 // Package testenv runs the real Berth for a test: `berth up` as a process of
 // its own, or a cluster of processes in network namespaces, in a private
 // folder, with the pinned runtimes and the default image.
-// It guarantees that what the test started is stopped and that the host is as
-// it was, and fails the test otherwise.
+// It guarantees that what the test started is stopped, that the host is as it
+// was, and that what it wrote holds no token, grant or key, and fails the test
+// otherwise.
 package testenv
 
 import (
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/leaks"
 	"github.com/berth-dev/berth/tools/berth/upproc"
 	"github.com/berth-dev/berth/tools/image/builder"
 	"github.com/berth-dev/berth/tools/residue"
@@ -82,6 +84,7 @@ func Prepare(t *testing.T, args ...string) *Env {
 		if left := residue.Take().About(e.marks...); !left.Empty() {
 			t.Errorf("left on the host: %s", left)
 		}
+		leaks.CheckInstallation(t, dir)
 		if t.Failed() {
 			e.logTails()
 		}
