@@ -32,6 +32,12 @@ type Claims struct {
 	Host       ids.Host       `json:"host"`
 	Principal  Principal      `json:"principal"`
 	Confirm    Confirmation   `json:"cnf"`
+	// Verbs are what the grant is good for, in order, each once. A grant of a
+	// release that had no verbs has none: it was good for DefaultVerbs, and is
+	// read so.
+	Verbs []Verb `json:"verbs,omitempty"`
+	// Once: the grant cannot be renewed.
+	Once bool `json:"once,omitempty"`
 	// Unix seconds.
 	IssuedAt int64 `json:"iat"`
 	Expires  int64 `json:"exp"`
@@ -206,6 +212,9 @@ func (p parsed) claims() (Claims, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return Claims{}, errMalformed
 	}
+	if c.Verbs == nil {
+		c.Verbs = DefaultVerbs()
+	}
 	if err := c.check(); err != nil {
 		return Claims{}, err
 	}
@@ -240,6 +249,9 @@ func (c Claims) check() error {
 	}
 	if c.IssuedAt <= 0 || c.Expires <= c.IssuedAt || c.AuthTime <= 0 || c.AuthTime > c.IssuedAt {
 		return refuse(errkind.Unauthenticated, "the times of the grant contradict each other")
+	}
+	if err := checkVerbs(c.Verbs); err != nil {
+		return err
 	}
 	_, err := c.ProofKey()
 	return err

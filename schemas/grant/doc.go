@@ -2,13 +2,17 @@
 // proves that it is the one the grant was made for.
 //
 // A grant is a compact JWS (EdDSA over Ed25519, type berth-grant+jwt) for one
-// session, generation, epoch and host, and names the proof key of the client
-// that asked (RFC 7800). The package guarantees: a token is read only after
+// session, generation, epoch, host and set of verbs, and names the proof key of
+// the client that asked (RFC 7800). The package guarantees: a token is read only after
 // its signature was checked with a key of the key set; no algorithm but EdDSA
 // and no header parameter but alg, kid and typ is accepted; every match of
 // tenant, session, generation, epoch and host is exact; and a grant without
 // the proof key opens nothing. All functions are safe for concurrent use and
-// do no I/O, except Cache, which calls the function that it was given.
+// do no I/O, except Feed, which calls the function that it was given.
+//
+// Releases: a host of a release without verbs refuses grants that have them, so
+// hosts are replaced before credentials. A grant without verbs, of a credentials
+// that is not replaced yet, is read as one for exec, files and ports.
 package grant
 
 import (

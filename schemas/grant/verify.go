@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
-	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -15,31 +14,18 @@ import (
 // maxKeys bounds a key set.
 const maxKeys = 64
 
-// Revocation says that all grants of one generation are dead. Until is when
-// the last of them has expired by itself.
-type Revocation struct {
-	Tenant     ids.Tenant
-	Session    ids.SessionKey
-	Generation ids.Generation
-	Until      time.Time
-}
-
-type revokedKey struct {
-	tenant     ids.Tenant
-	session    ids.SessionKey
-	generation ids.Generation
-}
-
 // Verifier checks grants against one key set and one list of revocations.
 // It never changes.
 type Verifier struct {
 	keys    map[ids.KeyID]ed25519.PublicKey
 	revoked map[revokedKey]time.Time
+	ended   Endings
 }
 
 // NewVerifier reads an RFC 7517 key set. Keys of other types are passed
-// over; a set without any Ed25519 key is refused.
-func NewVerifier(jwks []byte, revoked []Revocation) (*Verifier, error) {
+// over; a set without any Ed25519 key is refused, and so is an ending without
+// a proper scope.
+func NewVerifier(jwks []byte, revoked []Revocation, ended []Ending) (*Verifier, error) {
 	var set struct {
 		Keys []JWK `json:"keys"`
 	}
@@ -49,7 +35,7 @@ func NewVerifier(jwks []byte, revoked []Revocation) (*Verifier, error) {
 	if len(set.Keys) > maxKeys {
 		return nil, refuse(errkind.TooLarge, "the key set has %d keys, at most %d are allowed", len(set.Keys), maxKeys)
 	}
-	v := &Verifier{keys: map[ids.KeyID]ed25519.PublicKey{}, revoked: map[revokedKey]time.Time{}}
+	v := &Verifier{keys: map[ids.KeyID]ed25519.PublicKey{}, revoked: map[revokedKey]time.Time{}, ended: Endings{}}
 	for _, k := range set.Keys {
 		if k.KeyType != "OKP" || k.Curve != "Ed25519" || (k.Use != "" && k.Use != "sig") || (k.Alg != "" && k.Alg != "EdDSA") {
 			continue
@@ -73,19 +59,13 @@ func NewVerifier(jwks []byte, revoked []Revocation) (*Verifier, error) {
 	for _, r := range revoked {
 		v.revoked[revokedKey{r.Tenant, r.Session, r.Generation}] = r.Until
 	}
-	return v, nil
-}
-
-// FromReply makes a verifier from the answer of credentials.jwks.
-func FromReply(r *credentialsv1.JwksReply) (*Verifier, error) {
-	revoked := make([]Revocation, 0, len(r.GetRevoked()))
-	for _, g := range r.GetRevoked() {
-		revoked = append(revoked, Revocation{
-			Tenant: ids.Tenant(g.GetTenant()), Session: ids.SessionKey(g.GetSession()),
-			Generation: GenerationOf(g.GetGeneration()), Until: g.GetUntil().AsTime(),
-		})
+	for _, e := range ended {
+		if err := e.Check(); err != nil {
+			return nil, err
+		}
+		v.ended.Add(e)
 	}
-	return NewVerifier(r.GetJwks(), revoked)
+	return v, nil
 }
 
 // EpochOf converts a stamp of the wire.
@@ -117,7 +97,7 @@ func (v *Verifier) Knows(token string) bool {
 // the claims. It does not check what the grant is for: see Verify.
 //
 // Kinds: Unauthenticated (malformed, not ours, from the future), TooLarge,
-// Expired (renew or open again), Superseded (the generation was deleted).
+// Expired (renew or open again), and those of Alive.
 func (v *Verifier) Authenticate(token string, now time.Time) (Claims, error) {
 	p, err := parse(token)
 	if err != nil {
@@ -140,8 +120,8 @@ func (v *Verifier) Authenticate(token string, now time.Time) (Claims, error) {
 	if !now.Before(c.ExpiresAt()) {
 		return Claims{}, refuse(errkind.Expired, "the grant expired; renew it or open the session again")
 	}
-	if _, dead := v.revoked[revokedKey{c.Tenant, c.Session, c.Generation}]; dead {
-		return Claims{}, refuse(errkind.Superseded, "the session of this grant was deleted")
+	if err := v.Alive(c); err != nil {
+		return Claims{}, err
 	}
 	return c, nil
 }

@@ -292,7 +292,7 @@ func (s *Server) mint(o *identityv1.OpenReply, who subjects.Caller, u user, proo
 func (s *Server) verifier() (*grant.Verifier, error) {
 	jwk := grant.Confirm(s.signer.Public().(ed25519.PublicKey)).JWK
 	raw := `{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k1","x":"` + jwk.X + `"}]}`
-	return grant.NewVerifier([]byte(raw), nil)
+	return grant.NewVerifier([]byte(raw), nil, nil)
 }
 
 func (s *Server) renew(who subjects.Caller, u user, env *identityv1.Envelope) (*identityv1.Reply, error) {

@@ -4,6 +4,8 @@
 // a store in the clear; that a grant is for one session, generation, epoch and
 // host, and bound to a proof key; that after an acknowledged revoke the
 // generation's data key is destroyed and no grant of it is issued or renewed;
+// that after an acknowledged end_grants no grant that it meets is renewed, and none
+// is issued for what was asked before it;
 // and that a data key is given only to the host that owns the epoch now, by
 // scheduler's word at that moment. A data key that was destroyed is never made
 // again. While the platform key cannot be reached, data keys are refused as
@@ -16,6 +18,8 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/services/credentials/internal/core"
 	"github.com/berth-dev/berth/services/credentials/internal/platform"
 )
 
@@ -55,14 +59,14 @@ func (c Config) Validate() error {
 	switch {
 	case c.KeyDir == "":
 		return bad("key_dir is not set")
-	case c.GrantTTL < 10*time.Second || c.GrantTTL > time.Hour:
+	case c.GrantTTL < core.MinTTL || c.GrantTTL > core.MaxTTL:
 		return bad("grant_ttl must lie between 10s and 1h")
 	case c.MaxSinceToken < c.GrantTTL:
 		return bad("max_since_token must not be shorter than grant_ttl")
 	case c.RotateKeys < 2*c.GrantTTL:
 		return bad("rotate_keys must be at least twice grant_ttl")
-	case c.PublishAhead <= 0 || c.PublishAhead > c.RotateKeys/2:
-		return bad("publish_ahead must be more than nothing and at most half of rotate_keys")
+	case c.PublishAhead < 2*grant.MaxFeedAge || c.PublishAhead > c.RotateKeys/2:
+		return bad("publish_ahead must be at least 10s, so that every host knows a key before it signs, and at most half of rotate_keys")
 	case c.Limit <= 0:
 		return bad("limit must be positive")
 	}

@@ -48,9 +48,17 @@ func (s *service) mint(ctx context.Context, _ bus.Request, req *credentialsv1.Mi
 	if req.GetTokenVerifiedAt() == nil || actor.Issuer == "" || actor.Subject == "" {
 		return nil, errs.E(op, errkind.Invalid, string(on.Session), "a grant needs a principal whose token was verified")
 	}
+	verbs, err := grant.ParseVerbs(req.GetVerbs())
+	if err != nil {
+		return nil, errs.E(op, errkind.Invalid, string(on.Session), err)
+	}
+	ttl := req.GetTtl()
+	if ttl != nil && (ttl.CheckValid() != nil || ttl.AsDuration() == 0) {
+		return nil, errs.E(op, errkind.Invalid, string(on.Session), "the life of the grant is no proper time")
+	}
 	out, err := s.sign(ctx, op, req.GetReplyKey(), core.Mint{
 		Session: on, Actor: actor, Host: host, Confirm: grant.Confirm(req.GetProofKey()),
-		Verified: req.GetTokenVerifiedAt().AsTime(), ID: newGrantID(),
+		Verified: req.GetTokenVerifiedAt().AsTime(), ID: newGrantID(), Verbs: verbs, Once: req.GetOnce(), TTL: ttl.AsDuration(),
 	})
 	if err != nil {
 		return nil, err
@@ -270,5 +278,6 @@ func sessionOf(ref *corev1.SessionRef) (core.Session, error) {
 func actorOf(a *corev1.Actor) (core.Actor, error) {
 	t, err1 := ids.ParseTenant(a.GetTenant())
 	f, err2 := ids.ParseFrontend(a.GetFrontend())
-	return core.Actor{Tenant: t, Frontend: f, Issuer: a.GetIssuer(), Subject: a.GetSubject()}, errors.Join(err1, err2)
+	return core.Actor{Tenant: t, Frontend: f, Issuer: a.GetIssuer(), Subject: a.GetSubject(),
+		Acting: a.GetActing(), Role: a.GetRole()}, errors.Join(err1, err2)
 }

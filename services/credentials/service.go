@@ -3,8 +3,6 @@ package credentials
 import (
 	"context"
 	"crypto/ed25519"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"path/filepath"
@@ -53,6 +51,10 @@ type service struct {
 	state    core.State
 	secrets  map[ids.KeyID]ed25519.PrivateKey
 	verifier *grant.Verifier // nil: make it again
+	feed     string          // names this run
+	seq      uint64          // counts the changes of what jwks answers
+
+	ending sync.Mutex // one ending is decided and stored at a time
 }
 
 // Run runs the service until ctx ends and calls ready once it has a signing
@@ -77,7 +79,7 @@ func start(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	s := &service{cfg: cfg, conn: conn, log: log, done: make(chan struct{})}
+	s := &service{cfg: cfg, conn: conn, log: log, done: make(chan struct{}), feed: string(ids.NewRequestID()), seq: 1}
 	s.state = core.NewState(core.Policy{TTL: cfg.GrantTTL, MaxAuth: cfg.MaxSinceToken, Rotate: cfg.RotateKeys, Ahead: cfg.PublishAhead})
 	if s.box, err = seal.BoxOf(curve.Newest().Secret); err != nil {
 		return nil, err
@@ -102,7 +104,10 @@ func (s *service) open(starting context.Context) (err error) {
 	if s.store.dataKeys, err = vault.Open(starting, s.conn, "BERTH_DATAKEYS", s.platform); err != nil {
 		return err
 	}
-	s.secrets, s.state.Keys, s.state.Revoked, err = s.store.load(starting)
+	had, err := s.store.load(starting)
+	if err == nil {
+		s.secrets, s.state.Keys, s.state.Revoked, s.state.Ended = had.secrets, had.keys, had.revoked, had.ended
+	}
 	return err
 }
 
@@ -124,7 +129,7 @@ func (s *service) begin(starting, ctx context.Context) (err error) {
 	}
 	err = errors.Join(
 		bus.Handle(s.rpc, "mint", s.mint), bus.Handle(s.rpc, "renew", s.renew), bus.Handle(s.rpc, "revoke", s.revoke),
-		bus.Handle(s.rpc, "datakey", s.dataKey), bus.Handle(s.rpc, "jwks", s.jwks), s.rpc.HandleRetry(),
+		bus.Handle(s.rpc, "end_grants", s.endGrants), bus.Handle(s.rpc, "datakey", s.dataKey), bus.Handle(s.rpc, "jwks", s.jwks), s.rpc.HandleRetry(),
 		s.conn.NATS().FlushWithContext(starting)) // ready means that the server knows the subjects
 	if err != nil {
 		return errors.Join(err, s.rpc.Stop(starting))
@@ -183,6 +188,8 @@ func (s *service) tick(ctx context.Context) error {
 			s.forget(c.ID)
 		case core.DropRevocation:
 			err = errors.Join(err, s.store.dropRevocation(ctx, c.Generation))
+		case core.DropEnding:
+			err = errors.Join(err, s.dropEnding(ctx, c.Scope))
 		}
 	}
 	return err
@@ -216,62 +223,11 @@ func (s *service) decide(ev core.Event) ([]core.Command, error) {
 	defer s.mu.Unlock()
 	next, cmds, err := core.Decide(s.state, ev, time.Now())
 	s.state = next
-	switch ev.(type) {
-	case core.KeyMade, core.Revoke, core.Tick:
+	if changesKeySet(cmds) {
 		s.verifier = nil
+		s.seq++
 	}
 	return cmds, err
-}
-
-// check returns the verifier of the keys and revocations of now.
-func (s *service) check() (*grant.Verifier, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.verifier != nil {
-		return s.verifier, nil
-	}
-	revoked := make([]grant.Revocation, 0, len(s.state.Revoked))
-	for g, until := range s.state.Revoked {
-		revoked = append(revoked, grant.Revocation{Tenant: g.Tenant, Session: g.Session, Generation: g.Generation, Until: until})
-	}
-	v, err := grant.NewVerifier(s.keySet(), revoked)
-	s.verifier = v
-	return v, err
-}
-
-// keySet is the RFC 7517 key set; the lock is held.
-func (s *service) keySet() []byte {
-	set := struct {
-		Keys []grant.JWK `json:"keys"`
-	}{[]grant.JWK{}}
-	for _, k := range s.state.Keys {
-		secret := s.secrets[k.ID]
-		if secret == nil {
-			continue
-		}
-		set.Keys = append(set.Keys, grant.JWK{KeyType: "OKP", Curve: "Ed25519", KeyID: string(k.ID), Use: "sig", Alg: "EdDSA",
-			X: base64.RawURLEncoding.EncodeToString(secret.Public().(ed25519.PublicKey))})
-	}
-	raw, _ := json.Marshal(set) // cannot fail: strings only
-	return raw
-}
-
-// jwks answers with the key set. A frontend hears of its own tenant's
-// revocations only.
-func (s *service) jwks(_ context.Context, r bus.Request, _ *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	reply := &credentialsv1.JwksReply{Jwks: s.keySet(), CurveKey: s.box.Public()}
-	for g, until := range s.state.Revoked {
-		if r.Caller.Role == subjects.RoleFrontend && r.Caller.Tenant != g.Tenant {
-			continue
-		}
-		reply.Revoked = append(reply.Revoked, &credentialsv1.RevokedGeneration{
-			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(until),
-			Generation: &corev1.Stamp{Incarnation: g.Generation.Incarnation, Index: g.Generation.Index},
-		})
-	}
-	return reply, nil
 }
 
 // record queues the audit records among cmds.
@@ -283,7 +239,8 @@ func (s *service) record(ctx context.Context, cmds []core.Command) {
 		}
 		body := &credentialsv1.Audit{
 			Session: refOf(a.Session), What: a.What, GrantId: a.GrantID, At: timestamppb.Now(), Reason: a.Reason,
-			Actor: &corev1.Actor{Tenant: string(a.Actor.Tenant), Issuer: a.Actor.Issuer, Subject: a.Actor.Subject, Frontend: string(a.Actor.Frontend)},
+			Actor: &corev1.Actor{Tenant: string(a.Actor.Tenant), Issuer: a.Actor.Issuer, Subject: a.Actor.Subject, Frontend: string(a.Actor.Frontend),
+				Acting: a.Actor.Acting, Role: a.Actor.Role},
 		}
 		if !a.Expires.IsZero() {
 			body.ExpiresAt = timestamppb.New(a.Expires)

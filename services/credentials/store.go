@@ -13,13 +13,14 @@ import (
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/credentials/internal/core"
 	"github.com/berth-dev/berth/services/credentials/internal/vault"
 )
 
-// Records are named signing.<key id>, revoked.<generation> and, in the
-// bucket of data keys, <generation>; a generation is <tenant>.<session>.<n-n>.
+// Records are named signing.<key id>, revoked.<generation>, ended.<tenant>.<hash>
+// and, in the bucket of data keys, <generation>; a generation is <tenant>.<session>.<n-n>.
 const (
 	signingPrefix = "signing."
 	revokedPrefix = "revoked."
@@ -60,34 +61,51 @@ func parseName(s string) (core.Generation, error) {
 	return core.Generation{Tenant: t, Session: k, Generation: g}, nil
 }
 
-// load reads every signing key and revocation.
-func (s store) load(ctx context.Context) (map[ids.KeyID]ed25519.PrivateKey, []core.SigningKey, map[core.Generation]time.Time, error) {
-	secrets, revoked := map[ids.KeyID]ed25519.PrivateKey{}, map[core.Generation]time.Time{}
-	var keys []core.SigningKey
+// loaded is what the service keeps in memory.
+type loaded struct {
+	secrets map[ids.KeyID]ed25519.PrivateKey
+	keys    []core.SigningKey
+	revoked map[core.Generation]time.Time
+	ended   grant.Endings
+}
+
+// load reads every signing key, revocation and ending.
+func (s store) load(ctx context.Context) (loaded, error) {
+	out := loaded{secrets: map[ids.KeyID]ed25519.PrivateKey{}, revoked: map[core.Generation]time.Time{}, ended: grant.Endings{}}
 	names, err := s.records.Keys(ctx)
 	if err != nil {
-		return nil, nil, nil, err
+		return out, err
 	}
 	for _, n := range names {
-		if id, ok := strings.CutPrefix(n, signingPrefix); ok {
-			from, secret, err := s.signingKey(ctx, ids.KeyID(id))
-			if err != nil {
-				return nil, nil, nil, err
-			}
-			secrets[ids.KeyID(id)] = secret
-			keys = append(keys, core.SigningKey{ID: ids.KeyID(id), From: from})
-		}
-		if rest, ok := strings.CutPrefix(n, revokedPrefix); ok {
-			g, err := parseName(rest)
-			if err != nil {
-				return nil, nil, nil, err
-			}
-			if revoked[g], err = s.revoked(ctx, g); err != nil {
-				return nil, nil, nil, err
-			}
+		if err := s.loadOne(ctx, n, &out); err != nil {
+			return out, err
 		}
 	}
-	return secrets, keys, revoked, nil
+	return out, nil
+}
+
+func (s store) loadOne(ctx context.Context, n string, out *loaded) error {
+	if id, ok := strings.CutPrefix(n, signingPrefix); ok {
+		from, secret, err := s.signingKey(ctx, ids.KeyID(id))
+		out.secrets[ids.KeyID(id)] = secret
+		out.keys = append(out.keys, core.SigningKey{ID: ids.KeyID(id), From: from})
+		return err
+	}
+	if rest, ok := strings.CutPrefix(n, revokedPrefix); ok {
+		g, err := parseName(rest)
+		if err == nil {
+			out.revoked[g], err = s.revoked(ctx, g)
+		}
+		return err
+	}
+	if strings.HasPrefix(n, endedPrefix) {
+		e, err := s.ended(ctx, n)
+		if err == nil {
+			out.ended.Add(e)
+		}
+		return err
+	}
+	return nil
 }
 
 func (s store) signingKey(ctx context.Context, id ids.KeyID) (time.Time, ed25519.PrivateKey, error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
@@ -218,7 +219,8 @@ func (h *host) tell(ref *corev1.SessionRef, t telling) {
 	}
 }
 
-// fetchKeys asks credentials for what grants are checked with.
-func (h *host) fetchKeys(ctx context.Context) (*credentialsv1.JwksReply, error) {
-	return bus.Invoke[*credentialsv1.JwksReply](ctx, h.conn, "credentials", "jwks", &credentialsv1.JwksRequest{})
+// fetchKeys asks credentials for what grants are checked with, and what was revoked since. It is asked
+// several times a second, so it is in no trace.
+func (h *host) fetchKeys(ctx context.Context, req *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
+	return bus.Invoke[*credentialsv1.JwksReply](obs.Untraced(ctx), h.conn, "credentials", "jwks", req)
 }

@@ -390,6 +390,22 @@ type fakeCredentials struct {
 	mu      sync.Mutex
 	key     ed25519.PrivateKey
 	revoked []*credentialsv1.RevokedGeneration
+	ended   []*credentialsv1.EndedGrants
+	seq     uint64
+	down    bool
+	asked   int
+}
+
+// end ends grants as credentials does: from now on the feed says so.
+func (f *fakeCredentials) end(e *credentialsv1.EndedGrants) {
+	f.change(func() { f.ended = append(f.ended, e) })
+}
+
+func (f *fakeCredentials) change(what func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what()
+	f.seq++
 }
 
 func newFakeCredentials(t *testing.T, c *bus.Conn) *fakeCredentials {
@@ -405,10 +421,17 @@ func newFakeCredentials(t *testing.T, c *bus.Conn) *fakeCredentials {
 	}
 	svc, err := c.Serve(context.Background(), bus.ServiceConfig{Name: "credentials"})
 	if err == nil {
-		err = bus.Handle(svc, "jwks", func(context.Context, bus.Request, *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
+		err = bus.Handle(svc, "jwks", func(_ context.Context, _ bus.Request, req *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			return &credentialsv1.JwksReply{Jwks: jwks, Revoked: f.revoked}, nil
+			f.asked++
+			switch {
+			case f.down:
+				return nil, errs.E("jwks", errkind.Unavailable, "", "credentials is away")
+			case req.GetFeed() == "f1" && req.GetSeq() == f.seq:
+				return &credentialsv1.JwksReply{Feed: "f1", Seq: f.seq}, nil
+			}
+			return &credentialsv1.JwksReply{Jwks: jwks, Revoked: f.revoked, Ended: f.ended, Feed: "f1", Seq: f.seq}, nil
 		})
 	}
 	if err == nil {
@@ -429,7 +452,7 @@ func (f *fakeCredentials) mint(t testing.TB, ref *corev1.SessionRef, fe subjects
 	c := grant.Claims{
 		Issuer: grant.Issuer, ID: "g1", Tenant: fe.Tenant, Frontend: fe.Frontend, Session: ids.SessionKey(ref.GetSession()),
 		Generation: grant.GenerationOf(ref.GetGeneration()), Epoch: grant.EpochOf(ref.GetEpoch()), Host: testHost,
-		Principal: grant.Principal{Issuer: "https://issuer", Subject: "u"}, Confirm: grant.Confirm(proofKey),
+		Principal: grant.Principal{Issuer: "https://issuer", Subject: "u"}, Confirm: grant.Confirm(proofKey), Verbs: grant.DefaultVerbs(),
 		IssuedAt: now.Unix(), Expires: now.Add(15 * time.Minute).Unix(), AuthTime: now.Unix(),
 	}
 	if change != nil {

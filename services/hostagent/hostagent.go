@@ -131,7 +131,8 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if err = h.proveTiers(ctx); err != nil {
 		return h, err
 	}
-	h.box, err = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: grant.NewCache(h.fetchKeys), Log: log, Ended: h.meters.stream})
+	feed := grant.NewFeed(h.fetchKeys, func() time.Duration { return h.lease.now() })
+	h.box, err = box.New(box.Config{Bus: conn.NATS(), Host: h.id, Key: h.key, Grants: feed, Log: log, Ended: h.meters.stream})
 	return h, err
 }
 

@@ -49,6 +49,9 @@ type Actor struct {
 	Frontend ids.Frontend
 	Issuer   string
 	Subject  string
+	// Acting and Role say who acts for the user, or that it is no user; for the
+	// record only.
+	Acting, Role string
 }
 
 // SigningKey is in the key set from the moment it is made until its
@@ -64,10 +67,16 @@ type State struct {
 	Policy  Policy
 	Keys    []SigningKey // oldest first
 	Revoked map[Generation]time.Time
+	// Ended are the grants that ended before their time.
+	Ended grant.Endings
+	// Latest is the latest iat of a grant, in Unix seconds.
+	Latest int64
 }
 
 // NewState returns a state without keys; Tick asks for the first one.
-func NewState(p Policy) State { return State{Policy: p, Revoked: map[Generation]time.Time{}} }
+func NewState(p Policy) State {
+	return State{Policy: p, Revoked: map[Generation]time.Time{}, Ended: grant.Endings{}}
+}
 
 // Refusal is why a request is not granted.
 type Refusal struct {
@@ -98,6 +107,9 @@ type Mint struct {
 	Confirm  grant.Confirmation
 	Verified time.Time // when the user's token was verified
 	ID       string    // of the new grant, unused before
+	Verbs    []grant.Verb
+	Once     bool          // it cannot be renewed
+	TTL      time.Duration // a shorter life than the policy's; zero: the policy's
 }
 
 // Renew: identity hands on a grant whose signature, times and proof are good.
@@ -199,13 +211,15 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 	case KeyMade:
 		return keyMade(s, e)
 	case Mint:
-		return issue(s, claimsOf(e), "issued", e.Session, e.Actor, now)
+		return mint(s, e, now)
 	case Renew:
 		return renew(s, e, now)
 	case Revoke:
 		return revoke(s, e, now)
 	case DataKey:
 		return dataKey(s, e)
+	case EndGrants:
+		return endGrants(s, e, now)
 	}
 	return s, nil, refuse(errkind.Internal, "unknown event %T", ev)
 }
@@ -236,7 +250,7 @@ func tick(s State, now time.Time) (State, []Command, error) {
 		delete(s.Revoked, g)
 		out = append(out, DropRevocation{g})
 	}
-	return s, out, nil
+	return s, append(out, s.dropEndings(now)...), nil
 }
 
 func compareGenerations(a, b Generation) int {
@@ -280,75 +294,6 @@ func (s State) signing(now time.Time) (ids.KeyID, bool) {
 		return s.Keys[0].ID, true
 	}
 	return "", false
-}
-
-func claimsOf(e Mint) grant.Claims {
-	return grant.Claims{
-		Issuer: grant.Issuer, ID: e.ID, Tenant: e.Session.Tenant, Frontend: e.Actor.Frontend, Session: e.Session.Session,
-		Generation: e.Session.Generation.Generation, Epoch: e.Session.Epoch, Host: e.Host,
-		Principal: grant.Principal{Issuer: e.Actor.Issuer, Subject: e.Actor.Subject},
-		Confirm:   e.Confirm, AuthTime: e.Verified.Unix(),
-	}
-}
-
-// issue gives a grant with these claims its times.
-func issue(s State, c grant.Claims, what string, on Session, actor Actor, now time.Time) (State, []Command, error) {
-	fail := func(kind errkind.Kind, format string, args ...any) (State, []Command, error) {
-		err := refuse(kind, format, args...)
-		return s, []Command{Audit{What: "refused", Session: on, Actor: actor, Reason: err.Error()}}, err
-	}
-	if actor.Tenant != on.Tenant {
-		return fail(errkind.Denied, "the session belongs to another tenant")
-	}
-	if _, dead := s.Revoked[on.Generation]; dead {
-		return fail(errkind.Superseded, "the session was deleted")
-	}
-	key, ok := s.signing(now)
-	if !ok {
-		return fail(errkind.Unavailable, "there is no signing key yet; try again in a moment")
-	}
-	verified := time.Unix(c.AuthTime, 0)
-	if verified.After(now.Add(grant.Skew)) {
-		return fail(errkind.Invalid, "the user's token was verified in the future")
-	}
-	if verified.After(now) {
-		c.AuthTime = now.Unix()
-	}
-	expires := now.Add(s.Policy.TTL)
-	if most := verified.Add(s.Policy.MaxAuth); expires.After(most) {
-		expires = most
-	}
-	if !expires.Truncate(time.Second).After(now) {
-		return fail(errkind.Expired, "the user signed in more than %s ago; sign in again and open the session", s.Policy.MaxAuth)
-	}
-	c.IssuedAt, c.Expires = now.Unix(), expires.Unix()
-	return s, []Command{
-		Sign{key, c},
-		Audit{What: what, Session: on, Actor: actor, GrantID: c.ID, Expires: c.ExpiresAt()},
-	}, nil
-}
-
-func renew(s State, e Renew, now time.Time) (State, []Command, error) {
-	on := Session{Generation{e.Old.Tenant, e.Old.Session, e.Old.Generation}, e.Old.Epoch}
-	who := e.Actor
-	fail := func(reason string) (State, []Command, error) {
-		return s, []Command{Audit{What: "refused", Session: on, Actor: who, GrantID: e.Old.ID, Reason: reason}},
-			refuse(errkind.Denied, "%s", reason)
-	}
-	if who.Tenant != e.Old.Tenant || who.Frontend != e.Old.Frontend {
-		return fail("the grant was given to another frontend")
-	}
-	named := who.Issuer != "" || who.Subject != ""
-	if named && (who.Issuer != e.Old.Principal.Issuer || who.Subject != e.Old.Principal.Subject) {
-		return fail("the grant was given to another user")
-	}
-	who.Issuer, who.Subject = e.Old.Principal.Issuer, e.Old.Principal.Subject
-	c := e.Old
-	c.ID = e.ID
-	if named && e.Verified.Unix() > c.AuthTime {
-		c.AuthTime = e.Verified.Unix()
-	}
-	return issue(s, c, "renewed", on, who, now)
 }
 
 func revoke(s State, e Revoke, now time.Time) (State, []Command, error) {

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,20 @@ func (w words) session(t *testing.T) Session {
 }
 
 func (w words) actor() Actor {
-	return Actor{ids.Tenant(w.or("tenant", "acme")), ids.Frontend(w.or("frontend", "web")), w.or("issuer", "https://idp"), w.or("subject", "alice")}
+	return Actor{Tenant: ids.Tenant(w.or("tenant", "acme")), Frontend: ids.Frontend(w.or("frontend", "web")), Issuer: w.or("issuer", "https://idp"), Subject: w.or("subject", "alice")}
+}
+
+func (w words) verbs(t *testing.T) []grant.Verb {
+	t.Helper()
+	var asked []string
+	if v := w["verbs"]; v != "" {
+		asked = strings.Split(v, ",")
+	}
+	verbs, err := grant.ParseVerbs(asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return verbs
 }
 
 func step(t *testing.T, s *State, line string) string {
@@ -76,10 +90,15 @@ func step(t *testing.T, s *State, line string) string {
 	case "made":
 		ev = KeyMade{SigningKey{ids.KeyID(w["key"]), w.at(t, "from", "0s")}}
 	case "mint":
-		ev = Mint{Session: w.session(t), Actor: w.actor(), Host: "h1", Confirm: grant.Confirm(make(ed25519.PublicKey, 32)), Verified: w.at(t, "verified", w.or("now", "0s")), ID: "g1"}
+		ev = Mint{Session: w.session(t), Actor: w.actor(), Host: "h1", Confirm: grant.Confirm(make(ed25519.PublicKey, 32)), Verified: w.at(t, "verified", w.or("now", "0s")), ID: "g1",
+			Verbs: w.verbs(t), Once: w["once"] == "yes", TTL: w.at(t, "ttl", "0s").Sub(epoch0)}
+	case "end":
+		ev = EndGrants{grant.Scope{Tenant: ids.Tenant(w["tenant"]), Issuer: w["issuer"], Subject: w["subject"], Frontend: ids.Frontend(w["frontend"])}, "suspended"}
 	case "renew":
 		on := w.session(t)
-		old := claimsOf(Mint{Session: on, Actor: Actor{on.Tenant, "web", "https://idp", "alice"}, Host: "h1", Verified: w.at(t, "auth", "0s"), ID: "g1"})
+		old := claimsOf(Mint{Session: on, Actor: Actor{Tenant: on.Tenant, Frontend: "web", Issuer: "https://idp", Subject: "alice"}, Host: "h1", Verified: w.at(t, "auth", "0s"), ID: "g1",
+			Verbs: w.verbs(t), Once: w["once"] == "yes"})
+		old.IssuedAt = w.at(t, "iat", w.or("auth", "0s")).Unix()
 		e := Renew{Old: old, Actor: w.actor(), ID: "g2"}
 		if w["token"] == "none" {
 			e.Actor.Issuer, e.Actor.Subject = "", ""
@@ -99,10 +118,14 @@ func step(t *testing.T, s *State, line string) string {
 	}
 	next, cmds, err := Decide(*s, ev, now)
 	*s = next
-	return render(cmds, err)
+	return render(cmds, err, now)
 }
 
-func render(cmds []Command, err error) string {
+func scopeText(s grant.Scope) string {
+	return fmt.Sprintf("tenant=%s issuer=%s subject=%s frontend=%s", s.Tenant, s.Issuer, s.Subject, s.Frontend)
+}
+
+func render(cmds []Command, err error, now time.Time) string {
 	var b strings.Builder
 	for _, c := range cmds {
 		switch c := c.(type) {
@@ -111,6 +134,16 @@ func render(cmds []Command, err error) string {
 		case Sign:
 			fmt.Fprintf(&b, "sign with %s: %s for %s gen=%s epoch=%s host=%s auth=%s exp=%s\n", c.Key, c.Claims.ID, c.Claims.Principal.Subject,
 				c.Claims.Generation, c.Claims.Epoch, c.Claims.Host, since(time.Unix(c.Claims.AuthTime, 0)), since(c.Claims.ExpiresAt()))
+			if c.Claims.Once || !slices.Equal(c.Claims.Verbs, grant.DefaultVerbs()) {
+				fmt.Fprintf(&b, "  verbs=%v once=%v\n", c.Claims.Verbs, c.Claims.Once)
+			}
+			if at := time.Unix(c.Claims.IssuedAt, 0); at.After(now) {
+				fmt.Fprintf(&b, "  iat=%s\n", since(at))
+			}
+		case StoreEnding:
+			fmt.Fprintf(&b, "store ending of %s at=%s until=%s\n", scopeText(c.Ending.Scope), since(c.Ending.At), since(c.Ending.Until))
+		case DropEnding:
+			fmt.Fprintf(&b, "drop ending of %s\n", scopeText(c.Scope))
 		case EndGeneration:
 			fmt.Fprintf(&b, "end gen=%s, on the list until=%s\n", c.Generation.Generation, since(c.Until))
 		case Audit:

@@ -7,6 +7,9 @@
 //     session, generation, epoch and host, its proof is by the key that the grant names, is at most
 //     two minutes old and was never used before; frames and the answer go nowhere but into the
 //     inbox of the frontend that the grant names;
+//   - a grant opens only what its verbs cover; what the host knows of revocations is at most 5 seconds
+//     old, or nothing opens; a stream ends, with the reason, as soon as the host hears that its grant
+//     is revoked, and when its grant has expired and its holder has shown no renewed one;
 //   - a stream ends with exactly one last frame (Exit, Result or Failure) unless the client
 //     cancelled it, was not heard of for 45 seconds, or the connection to the bus was lost;
 //   - output is addressed by the guest's own offsets: what a client missed it can ask for again

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
+	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
@@ -23,6 +24,7 @@ type call struct {
 	replyKey string
 	deliver  string
 	credit   uint32
+	claims   grant.Claims
 	answered bool
 	counted  bool // still among the openings under way
 }
@@ -75,37 +77,48 @@ func (b *Box) verify(ctx context.Context, m *nats.Msg) (*call, *boxv1.Operation,
 		b.refuse(m.Reply, err)
 		return nil, nil, err
 	}
-	op, err := b.believe(ctx, m, o)
+	op, claims, err := b.believe(ctx, m, o)
 	if err != nil {
 		if aerr := b.answer(m.Reply, o.GetReplyKey(), &boxv1.OpenReply{Failure: failure(err)}); aerr != nil {
 			b.refuse(m.Reply, err)
 		}
 		return nil, nil, err
 	}
-	return &call{box: b, reply: m.Reply, replyKey: o.GetReplyKey(), deliver: o.GetDeliver(), credit: o.GetCredit()}, op, nil
+	return &call{box: b, reply: m.Reply, replyKey: o.GetReplyKey(), deliver: o.GetDeliver(), credit: o.GetCredit(), claims: claims}, op, nil
 }
 
-func (b *Box) believe(ctx context.Context, m *nats.Msg, o *boxv1.Opening) (*boxv1.Operation, error) {
+// believe checks what the client claims: its grant, proof and nonce, where the answer goes, and that the
+// grant is good for the operation.
+func (b *Box) believe(ctx context.Context, m *nats.Msg, o *boxv1.Opening) (*boxv1.Operation, grant.Claims, error) {
+	none := grant.Claims{}
 	op, err := decodeOperation(o.GetOperation())
 	if err != nil {
-		return nil, err
+		return nil, none, err
 	}
 	v, err := b.srv.cfg.Grants.For(ctx, o.GetGrant())
 	if err != nil {
-		return nil, err
+		return nil, none, err
 	}
 	claims, err := b.seen.open(v, input(o, m.Subject), o.GetProof(), b)
 	if err != nil {
-		return nil, err
+		return nil, none, err
 	}
 	if _, err := client(claims, o.GetDeliver(), m.Reply); err != nil {
-		return nil, err
+		return nil, none, err
 	}
-	return op, nil
+	if err := claims.Covers(op); err != nil {
+		return nil, none, err
+	}
+	b.holders.hold(claims)
+	return op, claims, nil
 }
 
 // run admits the work and runs the operation. An error that was not answered yet is the answer.
 func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
+	if op.GetPresent() != nil { // its grant was noted already, and showing it is no work
+		c.answered = true
+		return b.answer(c.reply, c.replyKey, &boxv1.OpenReply{Result: &boxv1.Result{}})
+	}
 	done, err := b.gate.Admit(ctx)
 	if err != nil {
 		return err
@@ -144,7 +157,7 @@ func (b *Box) run(ctx context.Context, c *call, op *boxv1.Operation) error {
 // begin answers the opening with a new stream. window is what the client may send at once.
 func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.Result) (*stream, error) {
 	st := newStream(ctx, ids.NewStreamID(), c.deliver, c.credit, window)
-	st.publish = b.srv.cfg.Bus.Publish
+	st.publish, st.claims = b.srv.cfg.Bus.Publish, c.claims
 	b.mu.Lock()
 	switch {
 	case b.closed:
@@ -157,6 +170,10 @@ func (b *Box) begin(ctx context.Context, c *call, window uint32, result *boxv1.R
 	b.streams[st.id] = st
 	b.mu.Unlock()
 	b.srv.open.Add(1)
+	if err := b.revoked(c.claims); err != nil {
+		b.end(st, nil)
+		return nil, err
+	}
 	c.answered = true
 	c.settled()
 	reply := &boxv1.OpenReply{Stream: st.id.String(), Credit: window, Result: result}
@@ -198,6 +215,8 @@ func opName(op *boxv1.Operation) string {
 		return "watch"
 	case *boxv1.Operation_Checkpoint:
 		return "checkpoint"
+	case *boxv1.Operation_Present:
+		return "present"
 	}
 	return "call"
 }

@@ -32,8 +32,9 @@ type Config struct {
 	Host ids.Host
 	// Key is the host's curve key: openings are sealed to it.
 	Key seal.XKey
-	// Grants finds the keys that a grant is checked with.
-	Grants *grant.Cache
+	// Grants knows what grants are checked with and which are revoked. It is run from the first session
+	// that is served until Close.
+	Grants *grant.Feed
 	Log    *slog.Logger
 	// Ended is told of every operation that was admitted, for metrics.
 	Ended func(op string, took time.Duration, err error)
@@ -51,6 +52,7 @@ type Server struct {
 	boxes map[ids.SessionKey]*Box
 	stop  chan struct{}
 	once  sync.Once
+	feed  sync.Once
 	open  atomic.Int64
 	// quick is how long a checkpoint may take to be answered without a stream, longest how long at all.
 	quick, longest time.Duration
@@ -145,6 +147,7 @@ type Box struct {
 	closed   bool
 	execs    tracker
 	seen     grants
+	holders  holders
 }
 
 // Serve begins to answer openings for a session that is awake. running are the keys of execs that
@@ -154,6 +157,7 @@ func (s *Server) Serve(want grant.Binding, guest *hostend.Conn, gate Gate, runni
 	b.log = s.cfg.Log.With("session", want.Session, "epoch", want.Epoch)
 	b.ctx, b.stop = context.WithCancelCause(context.Background())
 	b.execs.init(b)
+	s.feed.Do(s.listen)
 	for _, key := range running {
 		if err := b.execs.adopt(b.ctx, key); err != nil {
 			b.Close("")
@@ -182,11 +186,8 @@ func (b *Box) Close(why string) {
 		return
 	}
 	b.closed = true
-	open := make([]*stream, 0, len(b.streams))
-	for _, st := range b.streams {
-		open = append(open, st)
-	}
 	b.mu.Unlock()
+	open := b.open()
 	for _, sub := range b.subs {
 		_ = sub.Drain() // what has come already is answered, with a refusal
 	}
@@ -202,6 +203,17 @@ func (b *Box) Close(why string) {
 		delete(b.srv.boxes, b.want.Session)
 	}
 	b.srv.mu.Unlock()
+}
+
+// open lists the streams.
+func (b *Box) open() []*stream {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make([]*stream, 0, len(b.streams))
+	for _, st := range b.streams {
+		out = append(out, st)
+	}
+	return out
 }
 
 // frame takes a frame of a client; it does not block.
@@ -261,15 +273,12 @@ func (b *Box) refuse(reply string, err error) {
 
 // tend looks after the streams and execs once a second.
 func (b *Box) tend(now time.Time, ping bool) {
-	b.mu.Lock()
-	open := make([]*stream, 0, len(b.streams))
-	for _, st := range b.streams {
-		open = append(open, st)
-	}
-	b.mu.Unlock()
-	for _, st := range open {
+	b.holders.forget(now)
+	for _, st := range b.open() {
 		if st.silent(now) > GoneAfter {
 			st.mute(errGone)
+		} else if err := b.holders.expired(st.claims, now); err != nil {
+			st.fail(err)
 		} else if ping {
 			st.ping()
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
@@ -25,6 +26,7 @@ var (
 type stream struct {
 	id      ids.StreamID
 	deliver string
+	claims  grant.Claims // of the grant that opened it
 	publish func(subject string, data []byte) error
 	ctx     context.Context
 	stop    context.CancelCauseFunc

@@ -264,6 +264,7 @@ type Operation struct {
 	//	*Operation_Info
 	//	*Operation_Export
 	//	*Operation_Import
+	//	*Operation_Present
 	Op            isOperation_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -441,6 +442,15 @@ func (x *Operation) GetImport() *Import {
 	return nil
 }
 
+func (x *Operation) GetPresent() *Present {
+	if x != nil {
+		if x, ok := x.Op.(*Operation_Present); ok {
+			return x.Present
+		}
+	}
+	return nil
+}
+
 type isOperation_Op interface {
 	isOperation_Op()
 }
@@ -505,6 +515,10 @@ type Operation_Import struct {
 	Import *Import `protobuf:"bytes,15,opt,name=import,proto3,oneof"`
 }
 
+type Operation_Present struct {
+	Present *Present `protobuf:"bytes,16,opt,name=present,proto3,oneof"`
+}
+
 func (*Operation_Exec) isOperation_Op() {}
 
 func (*Operation_ExecAttach) isOperation_Op() {}
@@ -534,6 +548,8 @@ func (*Operation_Info) isOperation_Op() {}
 func (*Operation_Export) isOperation_Op() {}
 
 func (*Operation_Import) isOperation_Op() {}
+
+func (*Operation_Present) isOperation_Op() {}
 
 // SealedOpenReply is what is on the bus.
 type SealedOpenReply struct {
@@ -2430,6 +2446,45 @@ func (*ListExecs) Descriptor() ([]byte, []int) {
 	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{30}
 }
 
+// Present shows a renewed grant and does nothing else; any grant is good for it. A stream ends when the
+// grant that opened it has expired, unless its holder (the same proof key, user and frontend) has opened
+// anything, or presented, with a fresh one. It does not count as activity.
+type Present struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Present) Reset() {
+	*x = Present{}
+	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Present) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Present) ProtoMessage() {}
+
+func (x *Present) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Present.ProtoReflect.Descriptor instead.
+func (*Present) Descriptor() ([]byte, []int) {
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{31}
+}
+
 // Info states what this place is right now.
 type Info struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2439,7 +2494,7 @@ type Info struct {
 
 func (x *Info) Reset() {
 	*x = Info{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	mi := &file_berth_box_v1_box_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2506,7 @@ func (x *Info) String() string {
 func (*Info) ProtoMessage() {}
 
 func (x *Info) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[31]
+	mi := &file_berth_box_v1_box_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2519,7 @@ func (x *Info) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Info.ProtoReflect.Descriptor instead.
 func (*Info) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{31}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{32}
 }
 
 // Result of a short operation, or of a finished transfer.
@@ -2488,7 +2543,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[32]
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2555,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[32]
+	mi := &file_berth_box_v1_box_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2568,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{32}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Result) GetFile() *FileInfo {
@@ -2590,7 +2645,7 @@ type Archived struct {
 
 func (x *Archived) Reset() {
 	*x = Archived{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2657,7 @@ func (x *Archived) String() string {
 func (*Archived) ProtoMessage() {}
 
 func (x *Archived) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[33]
+	mi := &file_berth_box_v1_box_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2670,7 @@ func (x *Archived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Archived.ProtoReflect.Descriptor instead.
 func (*Archived) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{33}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Archived) GetEntries() uint64 {
@@ -2665,7 +2720,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[34]
+	mi := &file_berth_box_v1_box_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2732,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[34]
+	mi := &file_berth_box_v1_box_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +2745,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{34}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2763,7 +2818,7 @@ type ExecInfo struct {
 
 func (x *ExecInfo) Reset() {
 	*x = ExecInfo{}
-	mi := &file_berth_box_v1_box_proto_msgTypes[35]
+	mi := &file_berth_box_v1_box_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2830,7 @@ func (x *ExecInfo) String() string {
 func (*ExecInfo) ProtoMessage() {}
 
 func (x *ExecInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_box_v1_box_proto_msgTypes[35]
+	mi := &file_berth_box_v1_box_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2843,7 @@ func (x *ExecInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInfo.ProtoReflect.Descriptor instead.
 func (*ExecInfo) Descriptor() ([]byte, []int) {
-	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{35}
+	return file_berth_box_v1_box_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExecInfo) GetKey() string {
@@ -2842,7 +2897,7 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\toperation\x18\x05 \x01(\fR\toperation\x12\x18\n" +
 	"\adeliver\x18\x06 \x01(\tR\adeliver\x12\x1b\n" +
 	"\treply_key\x18\a \x01(\tR\breplyKey\x12\x16\n" +
-	"\x06credit\x18\b \x01(\rR\x06credit\"\x82\x06\n" +
+	"\x06credit\x18\b \x01(\rR\x06credit\"\xb5\x06\n" +
 	"\tOperation\x12(\n" +
 	"\x04exec\x18\x01 \x01(\v2\x12.berth.box.v1.ExecH\x00R\x04exec\x12;\n" +
 	"\vexec_attach\x18\x02 \x01(\v2\x18.berth.box.v1.ExecAttachH\x00R\n" +
@@ -2864,7 +2919,8 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"list_execs\x18\f \x01(\v2\x17.berth.box.v1.ListExecsH\x00R\tlistExecs\x12(\n" +
 	"\x04info\x18\r \x01(\v2\x12.berth.box.v1.InfoH\x00R\x04info\x12.\n" +
 	"\x06export\x18\x0e \x01(\v2\x14.berth.box.v1.ExportH\x00R\x06export\x12.\n" +
-	"\x06import\x18\x0f \x01(\v2\x14.berth.box.v1.ImportH\x00R\x06importB\x04\n" +
+	"\x06import\x18\x0f \x01(\v2\x14.berth.box.v1.ImportH\x00R\x06import\x121\n" +
+	"\apresent\x18\x10 \x01(\v2\x15.berth.box.v1.PresentH\x00R\apresentB\x04\n" +
 	"\x02op\"s\n" +
 	"\x0fSealedOpenReply\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x16\n" +
@@ -2989,7 +3045,8 @@ const file_berth_box_v1_box_proto_rawDesc = "" +
 	"\n" +
 	"Checkpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\v\n" +
-	"\tListExecs\"\x06\n" +
+	"\tListExecs\"\t\n" +
+	"\aPresent\"\x06\n" +
 	"\x04Info\"\xc6\x02\n" +
 	"\x06Result\x12*\n" +
 	"\x04file\x18\x01 \x01(\v2\x16.berth.box.v1.FileInfoR\x04file\x120\n" +
@@ -3044,7 +3101,7 @@ func file_berth_box_v1_box_proto_rawDescGZIP() []byte {
 }
 
 var file_berth_box_v1_box_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_berth_box_v1_box_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_berth_box_v1_box_proto_goTypes = []any{
 	(Channel)(0),                  // 0: berth.box.v1.Channel
 	(*OpenRequest)(nil),           // 1: berth.box.v1.OpenRequest
@@ -3078,19 +3135,20 @@ var file_berth_box_v1_box_proto_goTypes = []any{
 	(*WatchEvent)(nil),            // 29: berth.box.v1.WatchEvent
 	(*Checkpoint)(nil),            // 30: berth.box.v1.Checkpoint
 	(*ListExecs)(nil),             // 31: berth.box.v1.ListExecs
-	(*Info)(nil),                  // 32: berth.box.v1.Info
-	(*Result)(nil),                // 33: berth.box.v1.Result
-	(*Archived)(nil),              // 34: berth.box.v1.Archived
-	(*FileInfo)(nil),              // 35: berth.box.v1.FileInfo
-	(*ExecInfo)(nil),              // 36: berth.box.v1.ExecInfo
-	nil,                           // 37: berth.box.v1.Exec.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*v1.Failure)(nil),            // 39: berth.core.v1.Failure
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(*v1.Manifest)(nil),           // 41: berth.core.v1.Manifest
+	(*Present)(nil),               // 32: berth.box.v1.Present
+	(*Info)(nil),                  // 33: berth.box.v1.Info
+	(*Result)(nil),                // 34: berth.box.v1.Result
+	(*Archived)(nil),              // 35: berth.box.v1.Archived
+	(*FileInfo)(nil),              // 36: berth.box.v1.FileInfo
+	(*ExecInfo)(nil),              // 37: berth.box.v1.ExecInfo
+	nil,                           // 38: berth.box.v1.Exec.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*v1.Failure)(nil),            // 40: berth.core.v1.Failure
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*v1.Manifest)(nil),           // 42: berth.core.v1.Manifest
 }
 var file_berth_box_v1_box_proto_depIdxs = []int32{
-	38, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
+	39, // 0: berth.box.v1.Opening.time:type_name -> google.protobuf.Timestamp
 	17, // 1: berth.box.v1.Operation.exec:type_name -> berth.box.v1.Exec
 	18, // 2: berth.box.v1.Operation.exec_attach:type_name -> berth.box.v1.ExecAttach
 	21, // 3: berth.box.v1.Operation.read_file:type_name -> berth.box.v1.ReadFile
@@ -3103,43 +3161,44 @@ var file_berth_box_v1_box_proto_depIdxs = []int32{
 	28, // 10: berth.box.v1.Operation.watch:type_name -> berth.box.v1.Watch
 	30, // 11: berth.box.v1.Operation.checkpoint:type_name -> berth.box.v1.Checkpoint
 	31, // 12: berth.box.v1.Operation.list_execs:type_name -> berth.box.v1.ListExecs
-	32, // 13: berth.box.v1.Operation.info:type_name -> berth.box.v1.Info
+	33, // 13: berth.box.v1.Operation.info:type_name -> berth.box.v1.Info
 	19, // 14: berth.box.v1.Operation.export:type_name -> berth.box.v1.Export
 	20, // 15: berth.box.v1.Operation.import:type_name -> berth.box.v1.Import
-	39, // 16: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
-	39, // 17: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
-	33, // 18: berth.box.v1.OpenReply.result:type_name -> berth.box.v1.Result
-	7,  // 19: berth.box.v1.Frame.data:type_name -> berth.box.v1.Data
-	8,  // 20: berth.box.v1.Frame.credit:type_name -> berth.box.v1.Credit
-	9,  // 21: berth.box.v1.Frame.gap:type_name -> berth.box.v1.Gap
-	11, // 22: berth.box.v1.Frame.exit:type_name -> berth.box.v1.Exit
-	12, // 23: berth.box.v1.Frame.signal:type_name -> berth.box.v1.Signal
-	13, // 24: berth.box.v1.Frame.resize:type_name -> berth.box.v1.Resize
-	14, // 25: berth.box.v1.Frame.close_input:type_name -> berth.box.v1.CloseInput
-	29, // 26: berth.box.v1.Frame.watch_event:type_name -> berth.box.v1.WatchEvent
-	33, // 27: berth.box.v1.Frame.result:type_name -> berth.box.v1.Result
-	39, // 28: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
-	15, // 29: berth.box.v1.Frame.cancel:type_name -> berth.box.v1.Cancel
-	10, // 30: berth.box.v1.Frame.input_ack:type_name -> berth.box.v1.InputAck
-	16, // 31: berth.box.v1.Frame.ping:type_name -> berth.box.v1.Ping
-	0,  // 32: berth.box.v1.Data.channel:type_name -> berth.box.v1.Channel
-	0,  // 33: berth.box.v1.Gap.channel:type_name -> berth.box.v1.Channel
-	37, // 34: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
-	40, // 35: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
-	13, // 36: berth.box.v1.Exec.pty:type_name -> berth.box.v1.Resize
-	35, // 37: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
-	35, // 38: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
-	36, // 39: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
-	41, // 40: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
-	34, // 41: berth.box.v1.Result.archived:type_name -> berth.box.v1.Archived
-	38, // 42: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
-	11, // 43: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
-	38, // 44: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	32, // 16: berth.box.v1.Operation.present:type_name -> berth.box.v1.Present
+	40, // 17: berth.box.v1.SealedOpenReply.failure:type_name -> berth.core.v1.Failure
+	40, // 18: berth.box.v1.OpenReply.failure:type_name -> berth.core.v1.Failure
+	34, // 19: berth.box.v1.OpenReply.result:type_name -> berth.box.v1.Result
+	7,  // 20: berth.box.v1.Frame.data:type_name -> berth.box.v1.Data
+	8,  // 21: berth.box.v1.Frame.credit:type_name -> berth.box.v1.Credit
+	9,  // 22: berth.box.v1.Frame.gap:type_name -> berth.box.v1.Gap
+	11, // 23: berth.box.v1.Frame.exit:type_name -> berth.box.v1.Exit
+	12, // 24: berth.box.v1.Frame.signal:type_name -> berth.box.v1.Signal
+	13, // 25: berth.box.v1.Frame.resize:type_name -> berth.box.v1.Resize
+	14, // 26: berth.box.v1.Frame.close_input:type_name -> berth.box.v1.CloseInput
+	29, // 27: berth.box.v1.Frame.watch_event:type_name -> berth.box.v1.WatchEvent
+	34, // 28: berth.box.v1.Frame.result:type_name -> berth.box.v1.Result
+	40, // 29: berth.box.v1.Frame.failure:type_name -> berth.core.v1.Failure
+	15, // 30: berth.box.v1.Frame.cancel:type_name -> berth.box.v1.Cancel
+	10, // 31: berth.box.v1.Frame.input_ack:type_name -> berth.box.v1.InputAck
+	16, // 32: berth.box.v1.Frame.ping:type_name -> berth.box.v1.Ping
+	0,  // 33: berth.box.v1.Data.channel:type_name -> berth.box.v1.Channel
+	0,  // 34: berth.box.v1.Gap.channel:type_name -> berth.box.v1.Channel
+	38, // 35: berth.box.v1.Exec.env:type_name -> berth.box.v1.Exec.EnvEntry
+	41, // 36: berth.box.v1.Exec.timeout:type_name -> google.protobuf.Duration
+	13, // 37: berth.box.v1.Exec.pty:type_name -> berth.box.v1.Resize
+	36, // 38: berth.box.v1.Result.file:type_name -> berth.box.v1.FileInfo
+	36, // 39: berth.box.v1.Result.entries:type_name -> berth.box.v1.FileInfo
+	37, // 40: berth.box.v1.Result.execs:type_name -> berth.box.v1.ExecInfo
+	42, // 41: berth.box.v1.Result.manifest:type_name -> berth.core.v1.Manifest
+	35, // 42: berth.box.v1.Result.archived:type_name -> berth.box.v1.Archived
+	39, // 43: berth.box.v1.FileInfo.modified:type_name -> google.protobuf.Timestamp
+	11, // 44: berth.box.v1.ExecInfo.exit:type_name -> berth.box.v1.Exit
+	39, // 45: berth.box.v1.ExecInfo.started:type_name -> google.protobuf.Timestamp
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_berth_box_v1_box_proto_init() }
@@ -3163,6 +3222,7 @@ func file_berth_box_v1_box_proto_init() {
 		(*Operation_Info)(nil),
 		(*Operation_Export)(nil),
 		(*Operation_Import)(nil),
+		(*Operation_Present)(nil),
 	}
 	file_berth_box_v1_box_proto_msgTypes[5].OneofWrappers = []any{
 		(*Frame_Data)(nil),
@@ -3190,7 +3250,7 @@ func file_berth_box_v1_box_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_box_v1_box_proto_rawDesc), len(file_berth_box_v1_box_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,102 @@
+package credentials
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/internal/bus"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/credentials/internal/core"
+)
+
+// changesKeySet reports whether commands come with a change of what jwks answers.
+func changesKeySet(cmds []core.Command) bool {
+	for _, c := range cmds {
+		switch c := c.(type) {
+		case core.DropKey, core.EndGeneration, core.DropRevocation, core.StoreEnding, core.DropEnding:
+			return true
+		case core.Audit:
+			if c.What == "rotated" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// check returns the verifier of the keys and revocations of now.
+func (s *service) check() (*grant.Verifier, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.verifier != nil {
+		return s.verifier, nil
+	}
+	revoked := make([]grant.Revocation, 0, len(s.state.Revoked))
+	for g, until := range s.state.Revoked {
+		revoked = append(revoked, grant.Revocation{Tenant: g.Tenant, Session: g.Session, Generation: g.Generation, Until: until})
+	}
+	ended := make([]grant.Ending, 0, len(s.state.Ended))
+	for _, e := range s.state.Ended {
+		ended = append(ended, e)
+	}
+	v, err := grant.NewVerifier(s.keySet(), revoked, ended)
+	s.verifier = v
+	return v, err
+}
+
+// keySet is the RFC 7517 key set; the lock is held.
+func (s *service) keySet() []byte {
+	set := struct {
+		Keys []grant.JWK `json:"keys"`
+	}{[]grant.JWK{}}
+	for _, k := range s.state.Keys {
+		secret := s.secrets[k.ID]
+		if secret == nil {
+			continue
+		}
+		set.Keys = append(set.Keys, grant.JWK{KeyType: "OKP", Curve: "Ed25519", KeyID: string(k.ID), Use: "sig", Alg: "EdDSA",
+			X: base64.RawURLEncoding.EncodeToString(secret.Public().(ed25519.PublicKey))})
+	}
+	raw, _ := json.Marshal(set) // cannot fail: strings only
+	return raw
+}
+
+// jwks answers with the key set and what was revoked, or with feed and seq alone when the caller has
+// just that. A frontend hears of its own tenant's deleted generations only, and of no user's grants that
+// were ended: it has no use for the names of others.
+func (s *service) jwks(_ context.Context, r bus.Request, req *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply := &credentialsv1.JwksReply{Feed: s.feed, Seq: s.seq}
+	if req.GetFeed() == s.feed && req.GetSeq() == s.seq {
+		return reply, nil
+	}
+	reply.Jwks, reply.CurveKey = s.keySet(), s.box.Public()
+	frontend := r.Caller.Role == subjects.RoleFrontend
+	for g, until := range s.state.Revoked {
+		if frontend && r.Caller.Tenant != g.Tenant {
+			continue
+		}
+		reply.Revoked = append(reply.Revoked, &credentialsv1.RevokedGeneration{
+			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(until),
+			Generation: &corev1.Stamp{Incarnation: g.Generation.Incarnation, Index: g.Generation.Index},
+		})
+	}
+	for _, e := range s.state.Ended {
+		if frontend {
+			break
+		}
+		reply.Ended = append(reply.Ended, &credentialsv1.EndedGrants{
+			Tenant: string(e.Tenant), Issuer: e.Issuer, Subject: e.Subject, Frontend: string(e.Frontend),
+			At: timestamppb.New(e.At), Until: timestamppb.New(e.Until),
+		})
+	}
+	return reply, nil
+}
