@@ -55,8 +55,9 @@ func newWorld(t testing.TB) *world {
 	return newWorldOn(t, func(c subjects.Caller) *bus.Conn { return bustest.Connect(t, e, c) })
 }
 
-// newWorldOn is a world on a bus that is there already.
-func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn) *world {
+// newWorldOn is a world on a bus that is there already, with more issuers in
+// the registry than those of the dev issuer.
+func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn, more ...identity.Issuer) *world {
 	t.Helper()
 	w := &world{connect: connect, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
 		front: connect(frontends[0]), other: connect(frontends[1]), globex: connect(frontends[2]),
@@ -79,6 +80,7 @@ func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn) *world {
 		entry.TierFloor = "gvisor"
 		cfg.Issuers = append(cfg.Issuers, entry)
 	}
+	cfg.Issuers = append(cfg.Issuers, more...)
 	conn := connect(subjects.Service("identity"))
 	background(t, func(ctx context.Context, ready func()) error {
 		return identity.Run(ctx, cfg, conn, bustest.Log(t), ready)
