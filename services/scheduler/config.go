@@ -12,14 +12,13 @@ package scheduler
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/services/scheduler/internal/replica"
 )
 
@@ -42,7 +41,8 @@ type Config struct {
 	// Join: this replica is new in a group that has begun; it waits until it is
 	// added with add_peer.
 	Join bool `json:"join" yaml:"join"`
-	// TLSCert, TLSKey and TLSCA are PEM files for mutual TLS between replicas; needed with Bind.
+	// TLSCert, TLSKey and TLSCA are PEM files for mutual TLS between replicas; needed with Bind. They
+	// are read again when they change.
 	TLSCert string `json:"tls_cert" yaml:"tls_cert"`
 	TLSKey  string `json:"tls_key" yaml:"tls_key"`
 	TLSCA   string `json:"tls_ca" yaml:"tls_ca"`
@@ -157,20 +157,13 @@ func (c Config) replica() (replica.Config, error) {
 	return out, nil
 }
 
-// tls has both sides of a connection between replicas show a certificate.
+// tls has both sides of a connection between replicas show a certificate. The
+// files are read again when they change; who a certificate names is judged by
+// the replica.
 func (c Config) tls() (*tls.Config, error) {
-	cert, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+	src, err := certs.OpenFiles(c.TLSCert, c.TLSKey, c.TLSCA, c.Log)
 	if err != nil {
-		return nil, fmt.Errorf("read certificate of the replica: %w", err)
+		return nil, fmt.Errorf("read the replica's certificates: %w", err)
 	}
-	raw, err := os.ReadFile(c.TLSCA)
-	if err != nil {
-		return nil, fmt.Errorf("read certificates that replicas trust: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("%s holds no certificate", c.TLSCA)
-	}
-	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}, nil
+	return certs.Mutual(src), nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
@@ -21,16 +22,19 @@ type BusNode struct {
 	Port  int    `yaml:"port"`
 	URL   string `yaml:"url"` // of every node, for client files
 	// Callers are bus identities besides the services.
-	Callers  []string `yaml:"callers"`
-	Replicas int      `yaml:"replicas"`
+	Callers []string `yaml:"callers"`
+	// Callout are the public keys by which identity is asked who else may log in.
+	Callout  bus.CalloutConfig `yaml:"callout"`
+	Replicas int               `yaml:"replicas"`
 	// StoreBytes is what each replica of the store of disks may take; the catalogue's if that is less.
 	StoreBytes int64 `yaml:"store_bytes"`
-	// Routes are host:port of every node; with one node there are none, and no certificates.
+	// Routes are host:port of every node; with one node there are none.
 	Routes    []string `yaml:"routes"`
 	RoutePort int      `yaml:"route_port"`
-	TLSCert   string   `yaml:"tls_cert"`
-	TLSKey    string   `yaml:"tls_key"`
-	TLSCA     string   `yaml:"tls_ca"`
+	// For clients and for the other nodes; the files are read again when they change.
+	TLSCert string `yaml:"tls_cert"`
+	TLSKey  string `yaml:"tls_key"`
+	TLSCA   string `yaml:"tls_ca"`
 }
 
 // formTime is what the servers get to find each other and to make what is declared.
@@ -44,9 +48,14 @@ func (n BusNode) Run(ctx context.Context, log *slog.Logger, ready func()) error 
 	}
 	decl := n.declaration()
 	cfg := bus.EmbeddedConfig{Dir: n.Dir, Store: n.Store, Name: n.Name, Host: n.Host, Port: n.Port, URL: n.URL,
-		Callers: callers, Declaration: &decl, Log: log}
+		Callers: callers, Callout: &n.Callout, Declaration: &decl, Log: log}
+	src, err := certs.OpenFiles(n.TLSCert, n.TLSKey, n.TLSCA, log)
+	if err != nil {
+		return err
+	}
+	cfg.TLS = bus.ServerTLS(src)
 	if len(n.Routes) > 0 {
-		tls, err := bus.MutualTLS(n.TLSCert, n.TLSKey, n.TLSCA)
+		tls, err := bus.MutualTLSOf(src)
 		if err != nil {
 			return err
 		}
@@ -87,7 +96,7 @@ func (n BusNode) declaration() bus.Declaration {
 
 // everybody is who logs in to every bus.
 func everybody() []subjects.Caller {
-	out := []subjects.Caller{subjects.Keeper(), subjects.Operator()}
+	out := []subjects.Caller{subjects.Keeper(), subjects.Operator(), subjects.Callout(), subjects.Warden()}
 	for _, s := range subjects.Services {
 		out = append(out, subjects.Service(s))
 	}

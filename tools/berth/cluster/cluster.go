@@ -135,6 +135,9 @@ func (s *supervisor) serve(ctx context.Context, ready func(Info)) (err error) {
 	}
 	defer stopControl()
 	defer s.stop()
+	renewing, stopRenewing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRenewing()
+	go s.plan.renew(renewing)
 	// Schedulers elect a leader while the bus forms; they are asked nothing before it is there.
 	s.begin(ctx, s.nats, s.schedulers, s.besides[:1])
 	if err := s.await(ctx, s.nats...); err != nil || ctx.Err() != nil {

@@ -17,12 +17,13 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/hostagent"
+	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
 	"github.com/berth-dev/berth/services/scheduler"
-	"github.com/berth-dev/berth/tools/berth/cluster/ca"
 	"github.com/berth-dev/berth/tools/berth/cluster/control"
 	"github.com/berth-dev/berth/tools/berth/cluster/wire"
 )
@@ -38,10 +39,12 @@ const (
 type planner struct {
 	cfg     Config
 	net     *network
-	ca      *ca.Authority
+	ca      *certs.CA
+	leaves  map[string]certs.Leaf // by file
 	log     *slog.Logger
 	changed func()
 	url     string // of the bus
+	callout bus.CalloutConfig
 }
 
 func (p *planner) dir(parts ...string) string {
@@ -64,20 +67,25 @@ func (p *planner) folders() (err error) {
 			return fmt.Errorf("make the state folder: %w", err)
 		}
 	}
-	if p.ca, err = ca.Open(p.dir("ca"), time.Now()); err != nil {
+	if p.ca, err = certs.OpenCA(certs.Folder(p.cfg.Stack.Dir), time.Now()); err != nil {
 		return err
 	}
 	var urls []string
 	for i := range p.cfg.NATS {
-		urls = append(urls, "nats://"+p.addrPort(natsFrom+i+1, natsPort))
+		urls = append(urls, "tls://"+p.addrPort(natsFrom+i+1, natsPort))
 	}
 	p.url = strings.Join(urls, ",")
 	callers, err := p.cfg.Stack.Callers(p.hosts()...)
 	if err != nil {
 		return err
 	}
-	_, err = bus.EnsureKeys(p.cfg.Stack.Dir, p.url, append(everybody(), callers...))
-	return err
+	if _, err = bus.EnsureKeys(p.cfg.Stack.Dir, p.url, append(everybody(), callers...)); err != nil {
+		return err
+	}
+	if p.callout, err = bus.EnsureCallout(p.cfg.Stack.Dir); err != nil {
+		return err
+	}
+	return identity.MakeKeys(p.cfg.Stack.Keys())
 }
 
 func (p *planner) addrPort(last, port int) string {
@@ -136,7 +144,7 @@ func (p *planner) nats() (out []*member, err error) {
 	if err != nil {
 		return nil, err
 	}
-	node := BusNode{Dir: p.cfg.Stack.Dir, Port: natsPort, URL: p.url, Replicas: min(p.cfg.NATS, 3), StoreBytes: store}
+	node := BusNode{Dir: p.cfg.Stack.Dir, Callout: p.callout, Port: natsPort, URL: p.url, Replicas: min(p.cfg.NATS, 3), StoreBytes: store}
 	for _, c := range callers {
 		node.Callers = append(node.Callers, c.Name())
 	}
@@ -150,13 +158,10 @@ func (p *planner) nats() (out []*member, err error) {
 		name, last := nth("nats", i+1), natsFrom+i+1
 		n := node
 		n.Name, n.Store, n.Host = name, p.dir("bus", name), p.net.at(last).Addr().String()
-		if p.cfg.NATS > 1 {
-			pair, err := p.ca.Member(name, time.Now(), p.net.at(last).Addr())
-			if err != nil {
-				return nil, err
-			}
-			n.TLSCert, n.TLSKey, n.TLSCA = pair.Cert, pair.Key, pair.CA
+		if n.TLSCert, err = p.certificate(bus.ServerLeaf(name, n.Host)); err != nil {
+			return nil, err
 		}
+		n.TLSKey, n.TLSCA = n.TLSCert, p.ca.BundleFile()
 		m, err := p.wired(name, "nats", last, n, subjects.Caller{})
 		if err != nil {
 			return nil, err
@@ -173,13 +178,13 @@ func (p *planner) schedulers() (out []*member, err error) {
 	}
 	for i, peer := range peers {
 		last := schedulerFrom + i + 1
-		pair, err := p.ca.Member(peer.ID, time.Now(), p.net.at(last).Addr())
+		cert, err := p.certificate(certs.Leaf{Role: certs.RoleScheduler, Name: peer.ID, IPs: []netip.Addr{p.net.at(last).Addr()}})
 		if err != nil {
 			return nil, err
 		}
 		cfg := p.cfg.Stack.Scheduler
 		cfg.Dir, cfg.ReplicaID, cfg.Bind, cfg.Peers = p.dir("scheduler", peer.ID), peer.ID, peer.Addr, peers
-		cfg.TLSCert, cfg.TLSKey, cfg.TLSCA = pair.Cert, pair.Key, pair.CA
+		cfg.TLSCert, cfg.TLSKey, cfg.TLSCA = cert, cert, p.ca.BundleFile()
 		m, err := p.wired(peer.ID, "scheduler", last, cfg, subjects.Service("scheduler"))
 		if err != nil {
 			return nil, err
@@ -276,9 +281,14 @@ func (p *planner) storeBytes() (int64, error) {
 	return max(least/step, 1) * step, nil
 }
 
-// besides are the members in the machine's own namespace. Of each there is one, but for pool.
+// besides are the members in the machine's own namespace. Of each there is one, but for pool and
+// identity.
 func (p *planner) besides() (out []*member, err error) {
 	tenants, err := p.cfg.Stack.DevIssuers()
+	if err != nil {
+		return nil, err
+	}
+	who, err := p.identity()
 	if err != nil {
 		return nil, err
 	}
@@ -290,9 +300,16 @@ func (p *planner) besides() (out []*member, err error) {
 		{"devissuer", devissuer.Config{Dir: p.cfg.Stack.Keys(), Tenants: tenants}, subjects.Caller{}},
 		{"credentials", p.cfg.Stack.Credentials, subjects.Service("credentials")},
 		{"lifecycle", p.cfg.Stack.Lifecycle, subjects.Service("lifecycle")},
-		{"identity", p.cfg.Stack.Identity, subjects.Service("identity")},
+		{"identity", who, subjects.Service("identity")},
 	} {
 		m, err := p.beside(b.service, b.config, b.login)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	if p.cfg.Schedulers > 1 { // nobody new is let in to the bus while no identity runs
+		m, err := p.member(nth("identity", 2), "identity", p.net.root, p.net.at(1).Addr(), who, subjects.Service("identity"))
 		if err != nil {
 			return nil, err
 		}
@@ -307,6 +324,15 @@ func (p *planner) besides() (out []*member, err error) {
 		out = append(out, m)
 	}
 	return out, nil
+}
+
+// identity is the configuration of each identity.
+func (p *planner) identity() (identity.Config, error) {
+	stack := p.cfg.Stack
+	err := stack.BusLogins(p.hosts()...)
+	stack.Identity.Callout.Login = bus.LoginPath(stack.Dir, subjects.Callout())
+	stack.Identity.Callout.Warden = bus.LoginPath(stack.Dir, subjects.Warden())
+	return stack.Identity, err
 }
 
 // pools is how many there are of pool: where schedulers can be lost, one stands by. More would not

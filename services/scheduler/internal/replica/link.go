@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/berth-dev/berth/internal/certs"
 )
 
 const (
@@ -164,8 +166,12 @@ func (l *link) judge(h hello, cert *x509.Certificate) error {
 	return l.pins.check(h.ID, h.Folder)
 }
 
-// names: a certificate speaks for the replica ids that are its DNS names or its common name.
+// names: a certificate with a SPIFFE ID speaks for the replica that it names; one without, for the
+// replica ids that are its DNS names or its common name.
 func names(c *x509.Certificate, id string) bool {
+	if len(c.URIs) > 0 {
+		return certs.Only(certs.RoleScheduler, id)(c) == nil && id != ""
+	}
 	return id != "" && (c.Subject.CommonName == id || slices.Contains(c.DNSNames, id))
 }
 
@@ -216,8 +222,12 @@ func (l *link) dial(ctx context.Context, addr string, h hello) (net.Conn, error)
 func (l *link) greet(ctx context.Context, c *conn, h hello) error {
 	until, _ := ctx.Deadline()
 	_ = c.SetDeadline(until)
-	if err := c.Conn.(*tls.Conn).HandshakeContext(ctx); err != nil {
+	t := c.Conn.(*tls.Conn)
+	if err := t.HandshakeContext(ctx); err != nil {
 		return err
+	}
+	if cert := t.ConnectionState().PeerCertificates[0]; !names(cert, h.Want) {
+		return fmt.Errorf("the certificate there is not replica %.40q's", h.Want)
 	}
 	if err := writeFrame(c, h); err != nil {
 		return err

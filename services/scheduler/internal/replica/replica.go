@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -131,7 +132,7 @@ func (cfg Config) validate() error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("%q is no address to bind: host:port is", cfg.Bind)
-	case cfg.TLS == nil || cfg.TLS.ClientAuth != tls.RequireAndVerifyClientCert || cfg.TLS.RootCAs == nil || cfg.TLS.ClientCAs == nil:
+	case cfg.TLS == nil || cfg.TLS.ClientAuth != tls.RequireAndVerifyClientCert || !certs.Reloads(cfg.TLS) && (cfg.TLS.RootCAs == nil || cfg.TLS.ClientCAs == nil):
 		return errors.New("replicas talk over mutual TLS only; none is configured")
 	case !ids.IsToken(cfg.ID):
 		return fmt.Errorf("%.40q is no id of a replica: one token of a-z, 0-9, _ and - is, which its certificate names", cfg.ID)
