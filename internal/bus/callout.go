@@ -163,6 +163,27 @@ func ensureSeed(path string, create func() (nkeys.KeyPair, error)) ([]byte, erro
 	return raw, writeFile(path, raw)
 }
 
+// ReadUsers reads the public keys of callers whose logins EnsureKeys made below dir.
+func ReadUsers(dir string, callers []subjects.Caller) ([]User, error) {
+	users := make([]User, 0, len(callers))
+	for _, c := range callers {
+		raw, err := os.ReadFile(filepath.Join(dir, "keys", c.Name()+".nk"))
+		var pair nkeys.KeyPair
+		if err == nil {
+			pair, err = nkeys.FromSeed(raw)
+		}
+		u := User{Caller: c}
+		if err == nil {
+			u.Public, err = pair.PublicKey()
+		}
+		if err != nil {
+			return nil, errs.E("read bus key", errkind.Invalid, c.Name(), err)
+		}
+		users = append(users, u)
+	}
+	return users, nil
+}
+
 // JWT is the form that an answer to a login takes. It grants exactly what the server's own form does.
 func (p Permissions) JWT() jwt.Permissions {
 	s := p.server()

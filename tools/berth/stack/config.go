@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/internal/svc"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -95,6 +96,24 @@ func (c *Config) DevIssuers() (tenants []ids.Tenant, err error) {
 		c.Identity.Issuers = append(c.Identity.Issuers, entry)
 	}
 	return tenants, nil
+}
+
+// BusLogins has identity let in those that the bus does not know itself: hosts, the operator, and the
+// frontends of development tenants, whose keys lie below Dir.
+func (c *Config) BusLogins(hosts ...string) error {
+	callers, err := c.Callers(hosts...)
+	if err != nil {
+		return err
+	}
+	users, err := bus.ReadUsers(c.Dir, append(callers, subjects.Operator()))
+	if err != nil {
+		return err
+	}
+	c.Identity.Logins = slices.Clone(c.Identity.Logins)
+	for _, u := range users {
+		c.Identity.Logins = append(c.Identity.Logins, identity.Login{Name: u.Caller.Name(), NKey: u.Public})
+	}
+	return nil
 }
 
 // Tiers are what one machine offers unless the configuration names others: all that come with Berth, as

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -50,7 +51,8 @@ type stack struct {
 	log   *slog.Logger
 	bus   *bus.Embedded
 	tele  *obs.Telemetry
-	conns []*bus.Conn
+	mu    sync.Mutex
+	conns map[subjects.Caller]*bus.Conn
 }
 
 // Run runs everything until ctx ends, then puts active sessions to sleep and
@@ -67,7 +69,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(Info)) er
 		return err
 	}
 	defer unlock()
-	s := &stack{cfg: cfg, log: log}
+	s := &stack{cfg: cfg, log: log, conns: map[subjects.Caller]*bus.Conn{}}
 	defer s.close()
 	if err := s.foundation(ctx); err != nil {
 		return err
@@ -136,7 +138,11 @@ func (s *stack) foundation(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: s.cfg.Dir, Host: host, Port: port, Callers: callers, Declaration: &decl, Log: s.log})
+	callout, err := bus.EnsureCallout(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	s.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: s.cfg.Dir, Host: host, Port: port, Callers: callers, Callout: &callout, Declaration: &decl, Log: s.log})
 	return err
 }
 
@@ -152,21 +158,16 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := func(c subjects.Caller) (*bus.Conn, error) {
-		k, err := s.bus.Connect(ctx, c)
-		if err == nil {
-			s.conns = append(s.conns, k)
-		}
-		return k, err
+	if err := cfg.BusLogins(cfg.Host.Host); err != nil {
+		return nil, err
 	}
+	cfg.Identity.Callout.Connect = func(ctx context.Context, c subjects.Caller) (*bus.Conn, error) { return s.bus.Connect(ctx, c) }
 	conns := map[string]*bus.Conn{}
-	for _, c := range []subjects.Caller{subjects.Service("credentials"), subjects.Service("scheduler"),
-		subjects.Service("pool"), subjects.Service("lifecycle"), subjects.Service("identity"), subjects.Host(host)} {
-		k, err := conn(c)
-		if err != nil {
+	for _, name := range subjects.Services {
+		c := subjects.Service(name)
+		if conns[c.Name()], err = s.connect(ctx, c); err != nil {
 			return nil, err
 		}
-		conns[c.Name()] = k
 	}
 	logger := func(name string) *slog.Logger { return s.log.With("service", name) }
 	return []svc.Service{
@@ -189,13 +190,36 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 		svc.Func("lifecycle", func(ctx context.Context, ready func()) error {
 			return lifecycle.Run(ctx, cfg.Lifecycle, conns["svc-lifecycle"], logger("lifecycle"), ready)
 		}),
-		svc.Func("hostagent", func(ctx context.Context, ready func()) error {
-			return hostagent.Run(ctx, cfg.Host, conns["host-"+cfg.Host.Host], ociimage.LoadContext, logger("hostagent"), ready)
-		}),
 		svc.Func("identity", func(ctx context.Context, ready func()) error {
 			return identity.Run(ctx, cfg.Identity, conns["svc-identity"], logger("identity"), ready)
 		}),
+		svc.Func("hostagent", func(ctx context.Context, ready func()) error {
+			conn, err := s.connect(ctx, subjects.Host(host)) // identity lets it in
+			if err != nil {
+				return err
+			}
+			return hostagent.Run(ctx, cfg.Host, conn, ociimage.LoadContext, logger("hostagent"), ready)
+		}),
 	}, nil
+}
+
+// loginTime is how long a login is tried.
+const loginTime = 30 * time.Second
+
+// connect logs a caller in, once; the connection lasts as long as the stack.
+func (s *stack) connect(ctx context.Context, c subjects.Caller) (*bus.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if conn := s.conns[c]; conn != nil {
+		return conn, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, loginTime)
+	defer cancel()
+	conn, err := s.bus.Connect(ctx, c)
+	if err == nil {
+		s.conns[c] = conn
+	}
+	return conn, err
 }
 
 // serve runs the services until ctx ends, then lets sessions sleep first.
