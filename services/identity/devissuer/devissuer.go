@@ -35,6 +35,13 @@ import (
 // Audience is the aud claim of every token made here.
 const Audience = "berth"
 
+// GroupsClaim lists a user's groups; users of AdminGroup are administrators of
+// their tenant.
+const (
+	GroupsClaim = "groups"
+	AdminGroup  = "administrators"
+)
+
 // DefaultTTL is how long a token lives unless Mint is told otherwise.
 const DefaultTTL = time.Hour
 
@@ -152,7 +159,8 @@ func URL(dir string, t ids.Tenant) (string, error) {
 // Entry registers a tenant's issuer with identity.
 func Entry(dir string, t ids.Tenant, plan string) (identity.Issuer, error) {
 	url, err := URL(dir, t)
-	return identity.Issuer{Issuer: url, Audience: Audience, Tenant: string(t), Plan: plan, Algorithms: []string{string(jose.EdDSA)}}, err
+	return identity.Issuer{Issuer: url, Audience: Audience, Tenant: string(t), Plan: plan, Algorithms: []string{string(jose.EdDSA)},
+		GroupsClaim: GroupsClaim, AdminGroups: []string{AdminGroup}}, err
 }
 
 // User is whom a token is made for.
@@ -160,6 +168,9 @@ type User struct {
 	Tenant  ids.Tenant
 	Subject string
 	TTL     time.Duration // default DefaultTTL
+	// Groups go into the claim GroupsClaim; AdminGroup makes an administrator
+	// of the tenant.
+	Groups []string
 }
 
 // Mint makes a token of a tenant's user, valid from now. It needs the key
@@ -175,6 +186,15 @@ func Mint(dir string, u User, now time.Time) (string, error) {
 	if u.TTL <= 0 {
 		u.TTL = DefaultTTL
 	}
+	claims := map[string]any{"sub": u.Subject, "iat": now.Unix(), "exp": now.Add(u.TTL).Unix()}
+	if len(u.Groups) > 0 {
+		claims[GroupsClaim] = u.Groups
+	}
+	return sign(op, dir, u.Tenant, claims)
+}
+
+// sign makes a token of a tenant's issuer with these claims.
+func sign(op, dir string, t ids.Tenant, claims map[string]any) (string, error) {
 	keys, err := keyfile.Read(filepath.Join(dir, keyFile))
 	if err != nil {
 		return "", errs.Wrap(op, "", err)
@@ -183,18 +203,17 @@ func Mint(dir string, u User, now time.Time) (string, error) {
 	if err != nil {
 		return "", errs.Wrap(op, "", err)
 	}
-	key := jose.JSONWebKey{Key: secret(keys.Newest(), u.Tenant), KeyID: kid(keys.Newest())}
+	key := jose.JSONWebKey{Key: secret(keys.Newest(), t), KeyID: kid(keys.Newest())}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: key}, (&jose.SignerOptions{}).WithType("JWT"))
 	if err != nil {
 		return "", errs.E(op, errkind.Internal, "", err)
 	}
-	claims, err := json.Marshal(map[string]any{
-		"iss": "http://" + listen + "/" + string(u.Tenant), "sub": u.Subject, "aud": Audience, "iat": now.Unix(), "exp": now.Add(u.TTL).Unix(),
-	})
+	claims["iss"], claims["aud"] = "http://"+listen+"/"+string(t), Audience
+	raw, err := json.Marshal(claims)
 	if err != nil {
 		return "", errs.E(op, errkind.Internal, "", err)
 	}
-	jws, err := signer.Sign(claims)
+	jws, err := signer.Sign(raw)
 	if err != nil {
 		return "", errs.E(op, errkind.Internal, "", err)
 	}
