@@ -2,6 +2,7 @@ package bus
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -65,7 +66,7 @@ func Decode(data []byte, contentType string, into proto.Message) error {
 		return errs.E("decode", errkind.TooLarge, what, fmt.Sprintf("%d bytes, at most %d are allowed", len(data), MaxPayload))
 	case isJSON(contentType):
 		if err := jsonIn.Unmarshal(data, into); err != nil {
-			return errs.E("decode", errkind.Invalid, what, fmt.Errorf("the body is not its JSON form: %w", err))
+			return errs.E("decode", errkind.Invalid, what, fmt.Sprintf("the body is not its JSON form: %s", discreet(err)))
 		}
 	case contentType == "" || mediaType(contentType) == Protobuf || mediaType(contentType) == "application/x-protobuf":
 		if err := proto.Unmarshal(data, into); err != nil {
@@ -75,6 +76,15 @@ func Decode(data []byte, contentType string, into proto.Message) error {
 		return errs.E("decode", errkind.Invalid, what, fmt.Sprintf("content type %.80q is neither %s nor %s", contentType, Protobuf, JSON))
 	}
 	return nil
+}
+
+// long are quoted values that may be a secret that somebody put in the wrong place.
+var long = regexp.MustCompile(`"[^"]{28,}"?|\S{28,}`)
+
+// discreet is what the decoder says, without the values that it quotes.
+func discreet(err error) string {
+	text := long.ReplaceAllString(strings.Join(strings.Fields(err.Error()), " "), "(left out)")
+	return strings.ToValidUTF8(text[:min(len(text), 200)], "")
 }
 
 func mediaType(contentType string) string {
