@@ -70,7 +70,7 @@ func Add(path string, most int, from, now time.Time) (Keys, error) {
 // Making are the keys in the order of their use: first the one that new things
 // are made with, then the others, newest first.
 func (k Keys) Making(now time.Time) Keys {
-	made := slices.IndexFunc(k, func(x Key) bool { return x.Retired.IsZero() && !x.From.After(now) })
+	made := slices.IndexFunc(k, func(x Key) bool { return !x.From.After(now) })
 	if made < 0 { // clocks disagree: what is known for longest
 		made = len(k) - 1
 	}
@@ -83,40 +83,20 @@ func (k Keys) Making(now time.Time) Keys {
 	return out
 }
 
-// Retire decides that a version ends. The newest that has begun never does.
-func Retire(path string, version uint32, now time.Time) (Keys, error) {
+// Retire drops a version. It refuses to while new things may be made with it
+// somewhere: a later one must have begun at least settled ago.
+func Retire(path string, version uint32, settled time.Duration, now time.Time) (Keys, error) {
 	return Change(path, func(keys Keys) (Keys, error) {
-		i, err := old(keys, version, now)
-		if err == nil && keys[i].Retired.IsZero() {
-			keys[i].Retired = now.UTC().Truncate(time.Second)
+		const op = "retire a key"
+		i := slices.IndexFunc(keys, func(k Key) bool { return k.Version == version })
+		if i < 0 {
+			return nil, errs.Errorf(op, errkind.NotFound, "there is no version %d", version)
 		}
-		return keys, err
+		for _, k := range keys[:i] {
+			if !k.From.Add(settled).After(now) {
+				return slices.Delete(keys, i, i+1), nil
+			}
+		}
+		return nil, errs.Errorf(op, errkind.Refused, "version %d is in use: no later one began %s ago or earlier", version, settled)
 	})
-}
-
-// Remove drops a version that was retired at least grace ago.
-func Remove(path string, version uint32, grace time.Duration, now time.Time) (Keys, error) {
-	return Change(path, func(keys Keys) (Keys, error) {
-		i, err := old(keys, version, now)
-		if err != nil {
-			return nil, err
-		}
-		r := keys[i].Retired
-		if r.IsZero() || r.Add(grace).After(now) {
-			return nil, errs.Errorf("retire a key", errkind.Refused, "version %d was not retired %s ago", version, grace)
-		}
-		return slices.Delete(keys, i, i+1), nil
-	})
-}
-
-// old finds a version in whose place a later one is used already.
-func old(keys Keys, version uint32, now time.Time) (int, error) {
-	i := slices.IndexFunc(keys, func(k Key) bool { return k.Version == version })
-	if i < 0 {
-		return 0, errs.Errorf("retire a key", errkind.NotFound, "there is no version %d", version)
-	}
-	if keys.Making(now)[0].Version <= version {
-		return 0, errs.Errorf("retire a key", errkind.Refused, "version %d is still in use: no later one has begun", version)
-	}
-	return i, nil
 }

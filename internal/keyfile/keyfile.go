@@ -32,13 +32,10 @@ const (
 
 // Key is one version of a secret. From is when new things begin to be made
 // with it, zero for always; until then it only reads what others made with it.
-// Retired is when it was decided to end it, zero if it was not: nothing new is
-// made with it.
 type Key struct {
 	Version uint32    `json:"version"`
 	Secret  []byte    `json:"secret"`
 	From    time.Time `json:"from,omitzero"`
-	Retired time.Time `json:"retired,omitzero"`
 }
 
 // Keys are the live versions of a secret, newest first, never empty.
