@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers bench-pool chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -63,7 +63,7 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open bench-disk bench-handoff bench-tiers bench-pool ## all benchmarks
+bench: bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
@@ -82,6 +82,10 @@ bench-handoff: runtimes image build ## what a failure costs: leader, NATS server
 bench-tiers: runtimes image build ## every isolation tier side by side beside its floor, and what a greedy neighbour takes away; into bench/tiers.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/tiers --out bench/tiers.json
+
+bench-identity: build ## tokens, logins and revocation: what it costs to know who asks; into bench/identity.json
+	@mkdir -p bench
+	@CGO_ENABLED=0 go run ./test/bench/identity --out bench/identity.json
 
 bench-pool: runtimes image build ## warm claims beside cold opens in every tier, and the control plane's share of one, into bench/pool.json
 	@mkdir -p bench
