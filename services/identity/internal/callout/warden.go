@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,11 +18,12 @@ const (
 	// Servers answer at once; one that is silent so long is not waited for, a later round asks it again.
 	quiet   = 250 * time.Millisecond
 	silence = time.Second
-	// page is how many connections a server lists at a time.
-	page = 1024
 	// round is how often is looked without a change: for what an earlier round missed.
 	round = 30 * time.Second
 )
+
+// page is how many connections a server lists at a time; tests make it small.
+var page = 1024
 
 // again are the times after a change at which is looked once more: a login that was under way during
 // the change, or another replica that has not heard of it, may have let somebody in meanwhile.
@@ -79,7 +79,7 @@ type listing struct {
 		Total       int `json:"total"`
 		Connections []struct {
 			CID  uint64   `json:"cid"`
-			Name string   `json:"name_tag"`
+			Name string   `json:"authorized_user"` // of whom the callout let in; an nkey of others
 			Tags []string `json:"tags"`
 		} `json:"connections"`
 	} `json:"data"`
@@ -94,68 +94,67 @@ type ask struct {
 
 // Sweep looks at every connection that the callout let in, on all servers, and ends those that are over.
 func (w *Warden) Sweep(ctx context.Context, over Over) (ended int, err error) {
-	const op = "end connections"
-	lists, err := w.all(ctx)
+	err = w.all(ctx, func(first listing) error {
+		lists, err := w.whole(ctx, first)
+		for _, l := range lists {
+			n, eerr := w.end(l, over)
+			ended, err = ended+n, errors.Join(err, eerr)
+		}
+		return err
+	})
+	if err == nil {
+		err = w.nc.FlushTimeout(silence)
+	}
 	if err != nil {
-		return 0, errs.E(op, errkind.Unavailable, "", err)
-	}
-	for _, first := range slices.Clone(lists) {
-		for l, n := first, 0; ; {
-			n += len(l.Data.Connections)
-			if len(l.Data.Connections) == 0 || n >= l.Data.Total {
-				break
-			}
-			if l, err = w.more(ctx, l.Server.ID, n); err != nil {
-				return 0, errs.E(op, errkind.Unavailable, "", err)
-			}
-			lists = append(lists, l)
-		}
-	}
-	for _, l := range lists {
-		n, err := w.end(l, over)
-		ended += n
-		if err != nil {
-			return ended, errs.E(op, errkind.Unavailable, "", err)
-		}
-	}
-	if err := w.nc.FlushTimeout(silence); err != nil {
-		return ended, errs.E(op, errkind.Unavailable, "", err)
+		return ended, errs.E("end connections", errkind.Unavailable, "", err)
 	}
 	return ended, nil
 }
 
 // all asks every server for its first connections.
-func (w *Warden) all(ctx context.Context) (out []listing, err error) {
+func (w *Warden) all(ctx context.Context, each func(listing) error) error {
 	body, err := json.Marshal(ask{Auth: true, Account: "APP", Limit: page})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	sub, err := w.nc.SubscribeSync(w.nc.NewRespInbox())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	if err := w.nc.PublishRequest("$SYS.REQ.SERVER.PING.CONNZ", sub.Subject, body); err != nil {
-		return nil, err
+		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, silence)
-	defer cancel()
-	for {
-		wait, done := ctx, context.CancelFunc(func() {})
-		if len(out) > 0 {
-			wait, done = context.WithTimeout(ctx, quiet)
-		}
-		m, err := sub.NextMsgWithContext(wait)
-		done()
-		if err != nil && len(out) > 0 {
-			return out, nil
+	var failed error
+	for wait, n := silence, 0; ; n++ {
+		m, err := sub.NextMsg(wait)
+		if err != nil && n > 0 || ctx.Err() != nil {
+			return failed
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
+		wait = quiet
 		var l listing
 		if err := json.Unmarshal(m.Data, &l); err != nil {
-			return nil, errors.New("a server's list of connections cannot be read")
+			failed = errors.New("a server's list of connections cannot be read")
+			continue
+		}
+		failed = errors.Join(failed, each(l))
+	}
+}
+
+// whole is the list of one server, of which the first part is there.
+func (w *Warden) whole(ctx context.Context, first listing) ([]listing, error) {
+	out := []listing{first}
+	for l, n := first, 0; ; {
+		n += len(l.Data.Connections)
+		if len(l.Data.Connections) == 0 || n >= l.Data.Total {
+			return out, nil
+		}
+		var err error
+		if l, err = w.more(ctx, l.Server.ID, n); err != nil {
+			return out, err
 		}
 		out = append(out, l)
 	}
@@ -182,12 +181,9 @@ func (w *Warden) more(ctx context.Context, server string, offset int) (l listing
 // end ends those of a list that are over.
 func (w *Warden) end(l listing, over Over) (n int, err error) {
 	for _, c := range l.Data.Connections {
-		if c.Name == "" {
-			continue // the server knows it itself
-		}
 		caller, err := subjects.ParseName(c.Name)
 		if err != nil {
-			continue
+			continue // the server knows it itself
 		}
 		conn := Connected{Caller: caller}
 		if len(c.Tags) > 0 {
@@ -201,7 +197,8 @@ func (w *Warden) end(l listing, over Over) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		if err := w.nc.Publish("$SYS.REQ.SERVER."+l.Server.ID+".KICK", kick); err != nil {
+		// A server does nothing that it is to tell nobody of. Whether it was done the next round sees.
+		if err := w.nc.PublishRequest("$SYS.REQ.SERVER."+l.Server.ID+".KICK", subjects.Warden().Inbox()+".ended", kick); err != nil {
 			return n, err
 		}
 		w.log.Info("a connection was ended", "caller", c.Name, "why", why)
