@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/berth-dev/berth/schemas/errkind"
+	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"github.com/berth-dev/berth/schemas/grant"
@@ -29,6 +30,9 @@ type OpenOptions struct {
 	Risk        Risk
 	Wait        time.Duration // how long to wait for capacity; default 60 s, at most 10 min
 	RequestID   string        // makes the open idempotent across processes; empty: random
+	// Verbs are what the handle is to be good for; empty: exec, files and ports. A call that they do not
+	// cover fails with ErrDenied. They do not change when the grant is renewed.
+	Verbs []Verb
 	// ViaQueue uses the durable door: the request is stored before it is
 	// handled and survives the restart of any service. A few ms slower.
 	ViaQueue bool
@@ -190,6 +194,12 @@ func (c *Client) openAsk(o OpenOptions, requestID string, proof ed25519.PublicKe
 		}
 		body.MinTier = corev1.Tier(v)
 	}
+	for _, v := range o.Verbs {
+		body.Verbs = append(body.Verbs, string(v))
+	}
+	if _, err := grant.ParseVerbs(body.Verbs); err != nil {
+		return ask{}, invalid(op, "%v", err)
+	}
 	if o.Wait < 0 || o.Wait > 10*time.Minute {
 		return ask{}, invalid(op, "the wait of %s must be between 0 and 10 minutes", o.Wait)
 	}
@@ -277,6 +287,28 @@ func (s *Session) keep() {
 		failures++
 		if err := s.renew(s.ctx); err == nil {
 			failures = 0
+			s.present()
+		}
+	}
+}
+
+// present shows the renewed grant to the host if streams are open: they end with the grants that their
+// handle has shown. It is tried until half of the grant's life is over, when there is another one. A host
+// of a release that knows no such operation ends no stream for it.
+func (s *Session) present() {
+	s.mu.Lock()
+	idle := len(s.attending) == 0
+	half := s.renewed.Add(s.expires.Sub(s.renewed) / 2)
+	s.mu.Unlock()
+	if idle {
+		return
+	}
+	ctx, cancel := context.WithDeadline(s.ctx, half)
+	defer cancel()
+	for n := 0; ctx.Err() == nil; n++ {
+		_, err := s.short(ctx, "present grant", &boxv1.Operation{Op: &boxv1.Operation_Present{Present: &boxv1.Present{}}}, true)
+		if err == nil || !KindOf(err).Retry() || pause(ctx, n) != nil {
+			return
 		}
 	}
 }

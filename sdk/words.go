@@ -23,6 +23,19 @@ const (
 	Wasm      Tier = "wasm"
 )
 
+// Verb is one thing that a handle of a session may be good for.
+type Verb string
+
+// The verbs: start processes and attach to them; read and change files, and
+// have them saved; ports of the session; look at files and at what runs, and
+// change nothing.
+const (
+	VerbExec  Verb = "exec"
+	VerbFiles Verb = "files"
+	VerbPorts Verb = "ports"
+	VerbRead  Verb = "read"
+)
+
 // CodeAuthor says who wrote the code that will run.
 type CodeAuthor string
 

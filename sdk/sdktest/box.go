@@ -31,6 +31,7 @@ type hostStream struct {
 	key     string // session
 	id      string
 	deliver string
+	claims  grant.Claims // of the grant that opened it
 	done    chan struct{}
 	once    sync.Once
 
@@ -99,23 +100,28 @@ func (s *Server) opening(m *nats.Msg, x *session, call subjects.BoxCall) {
 			s.reply(m, &boxv1.SealedOpenReply{Sealed: sealed, Sender: string(sealed[1:57])})
 		}
 	}
-	if err := s.believe(m.Subject, x, o); err != nil {
-		answer(&boxv1.OpenReply{Failure: wire(err)})
-		return
-	}
 	if err := proto.Unmarshal(o.GetOperation(), op); err != nil {
 		answer(&boxv1.OpenReply{Failure: wire(fault{errkind.Invalid, "the operation cannot be read"})})
 		return
 	}
-	st := &hostStream{srv: s, key: x.key, id: string(ids.NewStreamID()), deliver: o.GetDeliver(), credit: int64(o.GetCredit()), done: make(chan struct{})}
+	claims, err := s.believe(m.Subject, x, o)
+	if err == nil {
+		err = claims.Covers(op)
+	}
+	if err != nil {
+		answer(&boxv1.OpenReply{Failure: wire(err)})
+		return
+	}
+	s.show(claims)
+	st := &hostStream{srv: s, key: x.key, id: string(ids.NewStreamID()), deliver: o.GetDeliver(), credit: int64(o.GetCredit()), claims: claims, done: make(chan struct{})}
 	st.cond = sync.NewCond(&st.mu)
 	s.run(x, st, op, answer)
 }
 
-func (s *Server) believe(subject string, x *session, o *boxv1.Opening) error {
+func (s *Server) believe(subject string, x *session, o *boxv1.Opening) (grant.Claims, error) {
 	v, err := s.verifier()
 	if err != nil {
-		return err
+		return grant.Claims{}, err
 	}
 	s.mu.Lock()
 	want := grant.BindingOf(x.ref(), x.host)
@@ -124,13 +130,54 @@ func (s *Server) believe(subject string, x *session, o *boxv1.Opening) error {
 		Deliver: o.GetDeliver(), ReplyKey: o.GetReplyKey(), Grant: o.GetGrant()}
 	c, err := v.Open(claim, o.GetProof(), want, replay, time.Now())
 	if err != nil {
-		return err
+		return c, err
 	}
 	if !subjects.Frontend(c.Tenant, c.Frontend).InInbox(o.GetDeliver()) {
-		return fault{errkind.Denied, "the deliver subject is not in the inbox of the grant's frontend"}
+		return c, fault{errkind.Denied, "the deliver subject is not in the inbox of the grant's frontend"}
 	}
-	return nil
+	return c, nil
 }
+
+// shownBy is who may use grants for a proof key.
+type shownBy struct {
+	key string
+	who grant.Principal
+	by  ids.Frontend
+}
+
+// show notes until when the holder of a grant may keep streams.
+func (s *Server) show(c grant.Claims) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	by := shownBy{c.Confirm.JWK.X, c.Principal, c.Frontend}
+	s.shown[by] = max(s.shown[by], c.Expires)
+}
+
+// lapse ends a stream when its grant has expired and its holder has shown no renewed one.
+func (st *hostStream) lapse() {
+	c := st.claims
+	for {
+		st.srv.mu.Lock()
+		until := max(c.Expires, st.srv.shown[shownBy{c.Confirm.JWK.X, c.Principal, c.Frontend}])
+		st.srv.mu.Unlock()
+		left := time.Until(time.Unix(until, 0))
+		if left <= 0 {
+			st.srv.lapsed.Add(1)
+			st.fail(fault{errkind.Unavailable, "the grant of this stream has expired and no renewed one was shown; attach again"})
+			return
+		}
+		select {
+		case <-st.done:
+			return
+		case <-st.srv.ctx.Done():
+			return
+		case <-time.After(left):
+		}
+	}
+}
+
+// Lapsed counts the streams that ended because their grant expired and their client had shown no renewed one.
+func (s *Server) Lapsed() int { return int(s.lapsed.Load()) }
 
 // run does the operation; streams go on in goroutines.
 func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer func(*boxv1.OpenReply)) {
@@ -138,6 +185,7 @@ func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer fun
 		s.mu.Lock()
 		s.streams[st.id] = st
 		s.mu.Unlock()
+		go st.lapse()
 		answer(&boxv1.OpenReply{Stream: st.id, Credit: credit, Result: res})
 	}
 	var err error
@@ -176,6 +224,8 @@ func (s *Server) run(x *session, st *hostStream, op *boxv1.Operation, answer fun
 
 func (s *Server) short(x *session, op *boxv1.Operation) (*boxv1.Result, error) {
 	switch o := op.GetOp().(type) {
+	case *boxv1.Operation_Present:
+		return &boxv1.Result{}, nil
 	case *boxv1.Operation_Info:
 		return &boxv1.Result{PlaceJson: `{"tier":"gvisor","network":"none","session_name":"` + x.name + `"}`}, nil
 	case *boxv1.Operation_ListExecs:

@@ -215,7 +215,11 @@ func (s *Server) once(who subjects.Caller, u user, env *identityv1.Envelope, has
 			if x == nil || x.state != corev1.State_STATE_ACTIVE || !proto.Equal(x.ref(), o.GetSession()) {
 				return nil, fault{errkind.Superseded, "this request opened the session before, and it is not active any more; open it again with a new request id"}
 			}
-			return reply, s.mint(o, who, u, env.GetProofKey())
+			verbs, err := verbsOf(env)
+			if err != nil {
+				return nil, err
+			}
+			return reply, s.mint(o, who, u, holder{env.GetProofKey(), verbs})
 		}
 		return reply, nil
 	}
@@ -271,8 +275,24 @@ func sessionKey(u user, name string) string {
 	return string(ids.DeriveSessionKey([]byte("sdktest"), Issuer, ids.Tenant(u.tenant), u.subject, ids.SessionName(name)))
 }
 
+// holder is whose key a grant names, and what it is good for.
+type holder struct {
+	proof []byte
+	verbs []grant.Verb
+}
+
+// verbsOf reads what the grant of an open is to be good for.
+func verbsOf(env *identityv1.Envelope) ([]grant.Verb, error) {
+	req := &identityv1.OpenRequest{}
+	if err := decode(env.GetContentType(), env.GetBody(), req); err != nil {
+		return nil, fault{errkind.Invalid, "the body is not an open"}
+	}
+	return grant.ParseVerbs(req.GetVerbs())
+}
+
 // mint puts a fresh grant into an answer.
-func (s *Server) mint(o *identityv1.OpenReply, who subjects.Caller, u user, proof []byte) error {
+func (s *Server) mint(o *identityv1.OpenReply, who subjects.Caller, u user, by holder) error {
+	proof := by.proof
 	if len(proof) != ed25519.PublicKeySize {
 		return fault{errkind.Invalid, "the proof key must have 32 bytes"}
 	}
@@ -282,7 +302,7 @@ func (s *Server) mint(o *identityv1.OpenReply, who subjects.Caller, u user, proo
 		Issuer: grant.Issuer, ID: string(ids.NewRequestID()), Tenant: who.Tenant, Frontend: who.Frontend,
 		Session: ids.SessionKey(o.GetSession().GetSession()), Generation: grant.GenerationOf(o.GetSession().GetGeneration()),
 		Epoch: grant.EpochOf(o.GetSession().GetEpoch()), Host: s.hostOf(o.GetSession().GetSession()),
-		Principal: grant.Principal{Issuer: Issuer, Subject: u.subject}, Confirm: grant.Confirm(proof),
+		Principal: grant.Principal{Issuer: Issuer, Subject: u.subject}, Confirm: grant.Confirm(proof), Verbs: by.verbs,
 		IssuedAt: now.Unix(), Expires: max(exp.Unix(), now.Unix()+1), AuthTime: now.Unix(),
 	}, "k1", s.signer)
 	o.Grant, o.GrantExpires = token, timestamppb.New(exp)
@@ -327,7 +347,7 @@ func (s *Server) renew(who subjects.Caller, u user, env *identityv1.Envelope) (*
 		return nil, fault{errkind.StaleEpoch, "the session slept or moved since; open it again"}
 	}
 	o := &identityv1.OpenReply{Session: x.ref()}
-	if err := s.mint(o, who, u, key); err != nil {
+	if err := s.mint(o, who, u, holder{key, c.Verbs}); err != nil {
 		return nil, err
 	}
 	return &identityv1.Reply{Outcome: &identityv1.Reply_Renew{Renew: &identityv1.RenewReply{Grant: o.Grant, GrantExpires: o.GrantExpires}}}, nil

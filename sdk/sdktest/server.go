@@ -62,7 +62,8 @@ type Server struct {
 	ctx      context.Context
 	stop     context.CancelFunc
 
-	drop atomic.Int64 // frames to lose
+	drop   atomic.Int64 // frames to lose
+	lapsed atomic.Int64 // streams that ended with their grant
 
 	mu       sync.Mutex
 	tokens   map[string]user
@@ -76,6 +77,7 @@ type Server struct {
 	hosts    []*fakeHost
 	peers    []*schedulerv1.Peer
 	faults   faults
+	shown    map[shownBy]int64 // until when a holder of grants keeps its streams, in Unix seconds
 }
 
 type user struct{ tenant, subject string }
@@ -101,7 +103,7 @@ func New(o Options) (*Server, error) {
 		o.Idle = 15 * time.Minute
 	}
 	s := &Server{opts: o, tokens: map[string]user{}, sessions: map[string]*session{}, outcomes: map[string]outcome{},
-		programs: builtins(), streams: map[string]*hostStream{}, index: 100,
+		programs: builtins(), streams: map[string]*hostStream{}, shown: map[shownBy]int64{}, index: 100,
 		hosts: newHosts(), peers: []*schedulerv1.Peer{{Id: "scheduler-1", Addr: "127.0.0.1:7801", Voter: true, Leader: true}}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	var err error

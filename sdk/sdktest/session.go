@@ -69,6 +69,10 @@ func (s *Server) openLocked(who subjects.Caller, u user, name string, env *ident
 	if err := decode(env.GetContentType(), env.GetBody(), req); err != nil {
 		return nil, fault{errkind.Invalid, "the body is not an open"}
 	}
+	verbs, err := verbsOf(env)
+	if err != nil {
+		return nil, err
+	}
 	if s.failure != "" {
 		return nil, fault{errkind.Refused, s.failure}
 	}
@@ -98,7 +102,7 @@ func (s *Server) openLocked(who subjects.Caller, u user, name string, env *ident
 	if o.Place.Origin = origin; origin == corev1.Origin_ORIGIN_RESTORED {
 		o.RestoredAsOf = x.restoredAsOf
 	}
-	if err := s.mint(o, who, u, env.GetProofKey()); err != nil {
+	if err := s.mint(o, who, u, holder{env.GetProofKey(), verbs}); err != nil {
 		return nil, err
 	}
 	return &identityv1.Reply{Outcome: &identityv1.Reply_Open{Open: o}}, nil
