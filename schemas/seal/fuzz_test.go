@@ -19,7 +19,7 @@ func FuzzParsePublic(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		p, err := ParsePublic(s)
 		if err != nil {
-			if !errors.Is(err, ErrKey) || strings.Contains(err.Error(), "\n") {
+			if !errors.Is(err, ErrKey) || len(s) > 20 && strings.Contains(err.Error(), s[:20]) { // it may be the seed
 				t.Fatalf("%q", err)
 			}
 			return

@@ -41,7 +41,8 @@ type Public string
 // ParsePublic reads a public curve key.
 func ParsePublic(s string) (Public, error) {
 	if len(s) != publicLen || !nkeys.IsValidPublicCurveKey(s) {
-		return "", fmt.Errorf("%w: %.60q is not the text of a public curve key (X and 55 characters)", ErrKey, s)
+		// Not quoted: it may be the seed instead.
+		return "", fmt.Errorf("%w: a text of %d characters is not that of a public curve key (X and 55 characters)", ErrKey, len(s))
 	}
 	return Public(s), nil
 }
@@ -63,9 +64,15 @@ func NewKey(random io.Reader) (XKey, error) {
 	return fromPair(pair)
 }
 
-// ParseSeed reads a key from its seed ("SX...").
+// ParseSeed reads a key from its seed ("SX...") in its one canonical form.
 func ParseSeed(seed string) (XKey, error) {
 	pair, err := nkeys.FromCurveSeed([]byte(seed))
+	if err == nil {
+		var again []byte
+		if again, err = pair.Seed(); err == nil && string(again) != seed {
+			err = ErrKey
+		}
+	}
 	if err != nil {
 		return XKey{}, fmt.Errorf("%w: the seed cannot be read", ErrKey)
 	}
