@@ -33,6 +33,10 @@ type cli struct {
 	Host      hostCmd      `cmd:"" help:"Hosts of the platform."`
 	Pool      poolCmd      `cmd:"" help:"Pools of warm sandboxes: declare, show and end them."`
 	Scheduler schedulerCmd `cmd:"" help:"Replicas of the scheduler."`
+	Tenant    tenantCmd    `cmd:"" help:"Tenants: add, list, show, suspend."`
+	Issuer    issuerCmd    `cmd:"" help:"Issuers of users' tokens: add, test, remove."`
+	Frontend  frontendCmd  `cmd:"" help:"Logins of frontends: add, list, remove."`
+	Key       keyCmd       `cmd:"" help:"Versions of the keys that everything hangs on: list, rotate, retire."`
 	Policy    policyCmd    `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
 	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`
 	Request   requestCmd   `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
