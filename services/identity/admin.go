@@ -134,8 +134,10 @@ func (x *exchange) tellAttached(ctx context.Context, e *identityv1.Attached) err
 
 // mintAttach gets the short grant, which cannot be renewed.
 func (x *exchange) mintAttach(ctx context.Context, c core.MintAttach) error {
-	if err := x.currentPolicy().StillMay(x.state); err != nil {
-		return err
+	if x.state.Asked.Door != core.Console { // an operator may look into a tenant that is shut out
+		if err := x.currentPolicy().StillMay(x.state); err != nil {
+			return err
+		}
 	}
 	ref, env, at := c.Record.GetSession(), x.state.Asked.Envelope, x.state.Asked.StoredAt
 	expires := at.Add(core.AttachFor)

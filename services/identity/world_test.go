@@ -45,6 +45,8 @@ type world struct {
 	fail   error           // what lifecycle.open answers, while set
 	minted map[string]*credentialsv1.MintRequest
 	state  corev1.State // of the session, as lifecycle.open tells it
+	before func()       // runs once, before lifecycle.open answers
+	cfg    identity.Config
 }
 
 var frontends = []subjects.Caller{subjects.Frontend("acme", "web"), subjects.Frontend("acme", "mobile"), subjects.Frontend("globex", "web")}
@@ -58,6 +60,12 @@ func newWorld(t testing.TB) *world {
 // newWorldOn is a world on a bus that is there already, with more issuers in
 // the registry than those of the dev issuer.
 func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn, more ...identity.Issuer) *world {
+	t.Helper()
+	return newConfiguredWorld(t, connect, func(cfg *identity.Config) { cfg.Issuers = append(cfg.Issuers, more...) })
+}
+
+// newConfiguredWorld is a world whose identity is configured further.
+func newConfiguredWorld(t testing.TB, connect func(subjects.Caller) *bus.Conn, configure func(*identity.Config)) *world {
 	t.Helper()
 	w := &world{connect: connect, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
 		front: connect(frontends[0]), other: connect(frontends[1]), globex: connect(frontends[2]),
@@ -80,12 +88,19 @@ func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn, more ...i
 		entry.TierFloor = "gvisor"
 		cfg.Issuers = append(cfg.Issuers, entry)
 	}
-	cfg.Issuers = append(cfg.Issuers, more...)
-	conn := connect(subjects.Service("identity"))
-	background(t, func(ctx context.Context, ready func()) error {
-		return identity.Run(ctx, cfg, conn, bustest.Log(t), ready)
-	})
+	configure(&cfg)
+	w.cfg = cfg
+	w.replica(t)
 	return w
+}
+
+// replica starts one more identity.
+func (w *world) replica(t testing.TB) {
+	t.Helper()
+	conn := w.connect(subjects.Service("identity"))
+	background(t, func(ctx context.Context, ready func()) error {
+		return identity.Run(ctx, w.cfg, conn, bustest.Log(t), ready)
+	})
 }
 
 // background runs a service until the test ends.
@@ -149,6 +164,13 @@ func (w *world) fakes(t testing.TB) {
 	must(t, err)
 	must(t, bus.Handle(l, "open", func(_ context.Context, _ bus.Request, r *lifecyclev1.OpenRequest) (*lifecyclev1.OpenReply, error) {
 		w.note(r)
+		w.mu.Lock()
+		first := w.before
+		w.before = nil
+		w.mu.Unlock()
+		if first != nil {
+			first()
+		}
 		if err := w.failing(); err != nil {
 			return nil, err
 		}
@@ -210,6 +232,10 @@ func (w *world) fakeCredentials(t testing.TB) {
 	}))
 	must(t, bus.Handle(c, "jwks", func(context.Context, bus.Request, *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
 		return &credentialsv1.JwksReply{CurveKey: w.creds.Public()}, nil
+	}))
+	must(t, bus.Handle(c, "end_grants", func(_ context.Context, _ bus.Request, r *credentialsv1.EndGrantsRequest) (*credentialsv1.EndGrantsReply, error) {
+		w.note(r)
+		return &credentialsv1.EndGrantsReply{}, nil
 	}))
 	must(t, creds.NATS().Flush())
 }
