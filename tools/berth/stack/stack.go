@@ -283,9 +283,9 @@ func (s *stack) metrics(info *Info) (stop func(), err error) {
 	if s.cfg.MetricsListen == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", s.cfg.MetricsListen)
+	l, err := s.cfg.Telemetry.Listen(s.cfg.MetricsListen)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w", err)
+		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", s.tele.MetricsHandler())
@@ -295,7 +295,11 @@ func (s *stack) metrics(info *Info) (stop func(), err error) {
 			s.log.Error("metrics are not served any more", "error", err)
 		}
 	}()
-	info.Metrics = "http://" + l.Addr().String() + "/metrics"
+	scheme := "http://"
+	if s.cfg.Telemetry.MetricsCert != "" {
+		scheme = "https://"
+	}
+	info.Metrics = scheme + l.Addr().String() + "/metrics"
 	return func() { server.Close() }, nil
 }
 

@@ -14,11 +14,14 @@ import (
 )
 
 // start runs a stack with the null driver.
-func start(t *testing.T, dir string) (Info, func()) {
+func start(t *testing.T, dir string, change ...func(*Config)) (Info, func()) {
 	t.Helper()
 	cfg := NewConfig()
 	cfg.Dir, cfg.Listen = dir, "127.0.0.1:0"
 	cfg.UseNullDriver()
+	for _, f := range change {
+		f(&cfg)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, done := make(chan Info, 1), make(chan error, 1)
 	go func() { done <- Run(ctx, cfg, bustest.Log(t), func(i Info) { ready <- i }) }()
