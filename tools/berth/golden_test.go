@@ -262,6 +262,7 @@ func samples(t *testing.T) map[string]func(*app) error {
 		"pool-apply":           show(samplePool(), func(a *app) { a.renderApplied(samplePool(), true) }),
 		"pool-remove":          show(poolRemovedOut{"default", true}, func(a *app) { a.renderPoolRemoved(poolRemovedOut{"default", true}) }),
 		"scheduler-peers":      show(samplePeers(), func(a *app) { a.renderPeers(samplePeers()) }),
+		"key-list":             show(sampleKeys(), func(a *app) { a.renderKeys(sampleKeys()) }),
 		"session-explain":      show(sampleExplain(), func(a *app) { a.renderExplain(sampleExplain()) }),
 		"policy-tier-test":     show(tested, func(a *app) { a.renderPolicyTest(tested) }),
 		"policy-tier-show":     show(shown, func(a *app) { a.renderPolicy(shown) }),
