@@ -27,6 +27,9 @@ type Config struct {
 	Name string
 	// Seed is the identity's nkey seed ("SU...").
 	Seed string
+	// Tenant has, without a Seed, the user itself log in to the bus, with the tokens of User; no Name is
+	// needed then. Such a connection acts for that user alone.
+	Tenant string
 	// CA is the roots, as PEM, that the bus's certificate is verified by; empty: the machine's own. The
 	// connection is TLS 1.3, whatever the URL says.
 	CA string
@@ -127,8 +130,13 @@ func (c Config) resolve() (Config, subjects.Caller, error) {
 			c.CA, c.Cert, c.Key, c.transport = f.CA, f.Cert, f.Key, c.ClientFile
 		}
 	}
-	if c.URL == "" || c.Name == "" || c.Seed == "" {
-		return c, me, invalid(op, "a client file, or URL, name and seed are needed")
+	if c.Seed == "" && c.Tenant != "" && c.User != nil {
+		var err error
+		if c.Name, err = c.userName(); err != nil {
+			return c, me, err
+		}
+	} else if c.URL == "" || c.Name == "" || c.Seed == "" {
+		return c, me, invalid(op, "a client file, or URL, name and seed, or URL, tenant and user are needed")
 	}
 	me, err := subjects.ParseName(c.Name)
 	if err != nil {
@@ -143,20 +151,24 @@ func (c Config) resolve() (Config, subjects.Caller, error) {
 	return c, me, nil
 }
 
-// login makes the options of a connection that logs in with the seed.
+// login makes the options of a connection that logs in with the seed, or as the user.
 func (c Config) login(me subjects.Caller) ([]nats.Option, error) {
-	kp, err := nkeys.FromSeed([]byte(c.Seed))
-	if err != nil {
-		return nil, invalid("connect", "the seed of %s is no nkey seed", c.Name)
-	}
-	pub, err := kp.PublicKey()
-	if err != nil {
-		return nil, fmt.Errorf("read the public key of a seed: %w", err)
+	show := nats.TokenHandler(c.userToken)
+	if c.Seed != "" {
+		kp, err := nkeys.FromSeed([]byte(c.Seed))
+		if err != nil {
+			return nil, invalid("connect", "the seed of %s is no nkey seed", c.Name)
+		}
+		pub, err := kp.PublicKey()
+		if err != nil {
+			return nil, fmt.Errorf("read the public key of a seed: %w", err)
+		}
+		show = nats.Nkey(pub, kp.Sign)
 	}
 	return append([]nats.Option{
 		c.secure,
 		nats.Name("berth-sdk " + c.Name),
-		nats.Nkey(pub, kp.Sign),
+		show,
 		nats.CustomInboxPrefix(me.Inbox()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),

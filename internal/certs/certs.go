@@ -100,7 +100,7 @@ func Server(s Source, auth tls.ClientAuthType, accept ...Accept) *tls.Config {
 			return c, nil
 		}
 		var err error
-		c.ClientCAs, err = s.Roots()
+		c.ClientCAs, err = trusted(s)
 		return c, err
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: auth, SessionTicketsDisabled: true,
@@ -111,20 +111,41 @@ func Server(s Source, auth tls.ClientAuthType, accept ...Accept) *tls.Config {
 // Client is for connections to whom accept means: the other side is known by
 // its certificate's SPIFFE ID, not by its address.
 func Client(s Source, accept ...Accept) *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := s.Certificate()
-			if cert == nil {
-				cert = &tls.Certificate{}
-			}
-			return cert, err
-		},
+	return &tls.Config{MinVersion: tls.VersionTLS13, GetClientCertificate: showing(s),
 		// The roots may change while the configuration stays: what crypto/tls
 		// would check against fixed ones is checked here.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			return verify(s, cs, x509.ExtKeyUsageServerAuth, accept)
 		}}
+}
+
+// ByName is for connections to others' servers, which are known by the host
+// name or the IP address that was dialed. A source without roots has the
+// machine's own.
+func ByName(s Source, host string) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, GetClientCertificate: showing(s),
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies, by roots that may change
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			if len(cs.PeerCertificates) == 0 {
+				return errors.New("the other side shows no certificate")
+			}
+			roots, err := s.Roots()
+			if err != nil {
+				return err
+			}
+			return verifyBy(s, cs, x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, nil)
+		}}
+}
+
+func showing(s Source) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert, err := s.Certificate()
+		if cert == nil {
+			cert = &tls.Certificate{}
+		}
+		return cert, err
+	}
 }
 
 // Mutual is for processes that are listeners and callers of each other.
@@ -153,16 +174,29 @@ func verify(s Source, cs tls.ConnectionState, usage x509.ExtKeyUsage, accept []A
 	if len(cs.PeerCertificates) == 0 {
 		return errors.New("the other side shows no certificate")
 	}
-	roots, err := s.Roots()
+	roots, err := trusted(s)
 	if err != nil {
 		return err
 	}
-	between := x509.NewCertPool()
+	return verifyBy(s, cs, x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}, accept)
+}
+
+// trusted never is the machine's own roots: whoever a public authority knows is not one of Berth's.
+func trusted(s Source) (*x509.CertPool, error) {
+	roots, err := s.Roots()
+	if err == nil && roots == nil {
+		err = errors.New("there are no roots to verify the other side's certificate by")
+	}
+	return roots, err
+}
+
+func verifyBy(s Source, cs tls.ConnectionState, o x509.VerifyOptions, accept []Accept) error {
+	o.Intermediates = x509.NewCertPool()
 	for _, c := range cs.PeerCertificates[1:] {
-		between.AddCert(c)
+		o.Intermediates.AddCert(c)
 	}
 	leaf := cs.PeerCertificates[0]
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+	if _, err := leaf.Verify(o); err != nil {
 		return err
 	}
 	return acceptable(s, leaf, accept)

@@ -20,16 +20,22 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc/credentials"
 )
 
 // Config says where traces and metrics go. With the zero value nothing is
 // recorded.
 type Config struct {
-	OTLPEndpoint string `yaml:"otlp_endpoint"` // "http://host:4317" or "https://..."; empty: none
-	Stdout       bool   `yaml:"stdout"`        // write every span to standard error
-	SpansFile    string `yaml:"spans_file"`    // append every span as one line of JSON; empty: none
-	KeepSpans    int    `yaml:"keep_spans"`    // keep so many spans in memory; 0: none
-	Prometheus   bool   `yaml:"prometheus"`    // collect for MetricsHandler
+	OTLPEndpoint string `yaml:"otlp_endpoint"` // "https://host:4317", or "http://..." on this machine; empty: none
+	OTLPCA       string `yaml:"otlp_ca"`       // PEM file of the roots that the collector is verified by; default: the machine's own
+	OTLPCert     string `yaml:"otlp_cert"`     // PEM files that are shown to the collector; empty: nothing
+	OTLPKey      string `yaml:"otlp_key"`
+	MetricsCert  string `yaml:"metrics_cert"` // PEM files for serving metrics to other machines
+	MetricsKey   string `yaml:"metrics_key"`
+	Stdout       bool   `yaml:"stdout"`     // write every span to standard error
+	SpansFile    string `yaml:"spans_file"` // append every span as one line of JSON; empty: none
+	KeepSpans    int    `yaml:"keep_spans"` // keep so many spans in memory; 0: none
+	Prometheus   bool   `yaml:"prometheus"` // collect for MetricsHandler
 }
 
 // Telemetry is what Setup started.
@@ -58,7 +64,15 @@ func (t *Telemetry) setupTraces(ctx context.Context, res *resource.Resource, cfg
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(res)}
 	none := len(opts)
 	if cfg.OTLPEndpoint != "" {
-		exp, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(cfg.OTLPEndpoint))
+		conf, err := cfg.otlpTLS()
+		if err != nil {
+			return err
+		}
+		to := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(cfg.OTLPEndpoint)}
+		if conf != nil {
+			to = append(to, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(conf)))
+		}
+		exp, err := otlptracegrpc.New(ctx, to...)
 		if err != nil {
 			return fmt.Errorf("export traces to %s: %w", cfg.OTLPEndpoint, err)
 		}
@@ -92,7 +106,15 @@ func (t *Telemetry) setupMetrics(ctx context.Context, res *resource.Resource, cf
 	opts := []sdkmetric.Option{sdkmetric.WithResource(res)}
 	none := len(opts)
 	if cfg.OTLPEndpoint != "" {
-		exp, err := otlpmetricgrpc.New(ctx, otlpmetricgrpc.WithEndpointURL(cfg.OTLPEndpoint))
+		conf, err := cfg.otlpTLS()
+		if err != nil {
+			return err
+		}
+		to := []otlpmetricgrpc.Option{otlpmetricgrpc.WithEndpointURL(cfg.OTLPEndpoint)}
+		if conf != nil {
+			to = append(to, otlpmetricgrpc.WithTLSCredentials(credentials.NewTLS(conf)))
+		}
+		exp, err := otlpmetricgrpc.New(ctx, to...)
 		if err != nil {
 			return fmt.Errorf("export metrics to %s: %w", cfg.OTLPEndpoint, err)
 		}

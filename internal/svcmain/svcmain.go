@@ -11,13 +11,12 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/certs/spiffe"
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/internal/svc"
 )
@@ -47,6 +46,8 @@ type Options struct {
 	// Metrics is where Prometheus metrics are served: host:port, or unix:/path; empty: nowhere.
 	Metrics   string
 	Telemetry obs.Config
+	// SPIFFE is the address of an agent whose certificates the connection to the bus uses; empty: the login's.
+	SPIFFE string
 	// Ready, if set, is called whenever the service is able to serve, and Running once the program has
 	// all it needs: of several replicas that may be all that it ever does.
 	Ready, Running func()
@@ -66,7 +67,13 @@ func (p Program) run(args []string) error {
 	flags.StringVar(&o.Config, "config", "", fmt.Sprintf("configuration file (YAML); see services/%[1]s/%[1]s.example.yaml", p.Name))
 	flags.StringVar(&o.Login, "login", "", "bus login file (JSON: url, name, nkey_seed)")
 	flags.StringVar(&o.Bus, "bus", "", "URL of the bus, instead of the one in the login file")
-	flags.StringVar(&o.Telemetry.OTLPEndpoint, "otlp", "", "where traces and metrics go, for example http://localhost:4317")
+	flags.StringVar(&o.Telemetry.OTLPEndpoint, "otlp", "", "where traces and metrics go, for example https://collector:4317; http:// only on this machine")
+	flags.StringVar(&o.Telemetry.OTLPCA, "otlp-ca", "", "PEM file of the roots that the collector is verified by; default: the machine's own")
+	flags.StringVar(&o.Telemetry.OTLPCert, "otlp-cert", "", "PEM file of the certificate that is shown to the collector")
+	flags.StringVar(&o.Telemetry.OTLPKey, "otlp-key", "", "PEM file of its key")
+	flags.StringVar(&o.Telemetry.MetricsCert, "metrics-cert", "", "PEM file of the certificate for -metrics, needed if other machines reach it")
+	flags.StringVar(&o.Telemetry.MetricsKey, "metrics-key", "", "PEM file of its key")
+	flags.StringVar(&o.SPIFFE, "spiffe", "", "address of a SPIFFE agent, for example unix:///run/spire/agent.sock: the bus is shown and verified by its certificates instead of the login's")
 	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics on /metrics here: host:port, or unix:/path")
 	check := flags.Bool("check", false, "only say whether the configuration is good and this machine can run the service")
 	_ = flags.Parse(args) // ExitOnError
@@ -113,7 +120,7 @@ func (p Program) Serve(o Options) (err error) {
 		defer cancel()
 		err = errors.Join(err, tel.Shutdown(end))
 	}()
-	stopMetrics, err := serveMetrics(o.Metrics, tel, log)
+	stopMetrics, err := serveMetrics(o.Metrics, o.Telemetry, tel, log)
 	if err != nil {
 		return err
 	}
@@ -127,14 +134,23 @@ func (p Program) Serve(o Options) (err error) {
 	if p.Alone != nil {
 		return p.Alone(ctx, log, ready)
 	}
-	return p.connected(ctx, l, log, ready, o.Running)
+	opts := []bus.Option{bus.WithLogger(log)}
+	if o.SPIFFE != "" {
+		src, err := spiffe.Open(ctx, o.SPIFFE)
+		if err != nil {
+			return err
+		}
+		defer src.Close()
+		opts = append(opts, bus.WithTLS(src))
+	}
+	return p.connected(ctx, l, opts, log, ready, o.Running)
 }
 
 // connected runs the service with a connection of its own.
-func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, ready, running func()) error {
+func (p Program) connected(ctx context.Context, l bus.Login, opts []bus.Option, log *slog.Logger, ready, running func()) error {
 	starting, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	conn, err := bus.Connect(starting, l, bus.WithLogger(log))
+	conn, err := bus.Connect(starting, l, opts...)
 	if err != nil {
 		return err
 	}
@@ -145,21 +161,14 @@ func (p Program) connected(ctx context.Context, l bus.Login, log *slog.Logger, r
 	return p.Run(ctx, conn, log, ready)
 }
 
-// serveMetrics listens where it is told; a socket that an earlier process left is replaced.
-func serveMetrics(at string, tel *obs.Telemetry, log *slog.Logger) (stop func(), err error) {
+// serveMetrics listens where it is told.
+func serveMetrics(at string, cfg obs.Config, tel *obs.Telemetry, log *slog.Logger) (stop func(), err error) {
 	if at == "" {
 		return func() {}, nil
 	}
-	network, addr := "tcp", at
-	if path, ok := strings.CutPrefix(at, "unix:"); ok {
-		network, addr = "unix", path
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("serve metrics: %w", err)
-		}
-	}
-	l, err := net.Listen(network, addr)
+	l, err := cfg.Listen(at)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w", err)
+		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", tel.MetricsHandler())

@@ -11,6 +11,7 @@
 package scheduler
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/certs"
+	"github.com/berth-dev/berth/internal/certs/spiffe"
 	"github.com/berth-dev/berth/services/scheduler/internal/replica"
 )
 
@@ -43,6 +45,8 @@ type Config struct {
 	Join bool `json:"join" yaml:"join"`
 	// TLSCert, TLSKey and TLSCA are PEM files for mutual TLS between replicas; needed with Bind. They
 	// are read again when they change.
+	// SPIFFE is the address of an agent whose certificates are used instead.
+	SPIFFE  string `json:"spiffe" yaml:"spiffe"`
 	TLSCert string `json:"tls_cert" yaml:"tls_cert"`
 	TLSKey  string `json:"tls_key" yaml:"tls_key"`
 	TLSCA   string `json:"tls_ca" yaml:"tls_ca"`
@@ -136,8 +140,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("scheduler: handoff_parallel %d, handoff_rate %d and handoff_for %s must be above zero", c.HandoffParallel, c.HandoffRate, c.HandoffFor)
 	case c.Join && c.Bind == "":
 		return fmt.Errorf("scheduler: join is set, but without bind there is no group to join")
-	case c.Bind != "" && (c.TLSCert == "" || c.TLSKey == "" || c.TLSCA == ""):
-		return fmt.Errorf("scheduler: bind is set, but replicas talk over mutual TLS only; tls_cert, tls_key and tls_ca are needed")
+	case c.Bind != "" && c.SPIFFE == "" && (c.TLSCert == "" || c.TLSKey == "" || c.TLSCA == ""):
+		return fmt.Errorf("scheduler: bind is set, but replicas talk over mutual TLS only; tls_cert, tls_key and tls_ca are needed, or spiffe")
 	}
 	return nil
 }
@@ -161,6 +165,13 @@ func (c Config) replica() (replica.Config, error) {
 // files are read again when they change; who a certificate names is judged by
 // the replica.
 func (c Config) tls() (*tls.Config, error) {
+	if c.SPIFFE != "" {
+		src, err := spiffe.Open(context.Background(), c.SPIFFE)
+		if err != nil {
+			return nil, err
+		}
+		return certs.Mutual(src), nil // as long as the process lives
+	}
 	src, err := certs.OpenFiles(c.TLSCert, c.TLSKey, c.TLSCA, c.Log)
 	if err != nil {
 		return nil, fmt.Errorf("read the replica's certificates: %w", err)

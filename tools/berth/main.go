@@ -37,6 +37,7 @@ type cli struct {
 	Issuer    issuerCmd    `cmd:"" help:"Issuers of users' tokens: add, test, remove."`
 	Frontend  frontendCmd  `cmd:"" help:"Logins of frontends: add, list, remove."`
 	Key       keyCmd       `cmd:"" help:"Versions of the keys that everything hangs on: list, rotate, retire."`
+	CA        caCmd        `cmd:"" name:"ca" help:"The certificate authority of a state folder."`
 	Policy    policyCmd    `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
 	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`
 	Request   requestCmd   `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`

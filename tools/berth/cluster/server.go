@@ -201,9 +201,9 @@ func (s *supervisor) serveMetrics() (stop func(), err error) {
 	if at == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", at)
+	l, err := s.cfg.Stack.Telemetry.Listen(at)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w", err)
+		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -216,7 +216,11 @@ func (s *supervisor) serveMetrics() (stop func(), err error) {
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(l) }()
-	s.info.Metrics = "http://" + l.Addr().String() + "/metrics"
+	scheme := "http://"
+	if s.cfg.Stack.Telemetry.MetricsCert != "" {
+		scheme = "https://"
+	}
+	s.info.Metrics = scheme + l.Addr().String() + "/metrics"
 	return func() { server.Close() }, nil
 }
 
