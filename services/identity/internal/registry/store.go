@@ -62,7 +62,7 @@ func Of(st Static) (*Snapshot, error) {
 }
 
 // lookEvery is how long a watch that has stopped goes unnoticed.
-const lookEvery = time.Second
+const lookEvery = 500 * time.Millisecond
 
 // Open opens the bucket, waits within ctx until all of it was read, and follows it until ctx of follow
 // ends; Wait then returns. An identity that has not read it must let nobody in: it would not know who is
