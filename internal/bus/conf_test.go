@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
@@ -20,7 +21,7 @@ func TestAccountsConfSaysWhatTheEmbeddedServerDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "nats.conf")
-	if err := os.WriteFile(file, []byte(bus.AccountsConf(users)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(bus.AccountsConf(users, nil)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	opts, err := server.ProcessConfigFile(file)
@@ -39,6 +40,51 @@ func TestAccountsConfSaysWhatTheEmbeddedServerDoes(t *testing.T) {
 		}
 		if (got.Response != nil) != want.Responses || want.Responses && (got.Response.MaxMsgs != 1 || got.Response.Expires != 5*time.Minute) {
 			t.Errorf("%s: responses %+v", users[i].Caller, got.Response)
+		}
+	}
+}
+
+// A cluster that is configured by file asks identity as an embedded server does, and knows itself those
+// only that must live without identity.
+func TestAccountsConfAsksIdentity(t *testing.T) {
+	dir := t.TempDir()
+	users, err := bus.EnsureKeys(dir, "nats://x", append(identities(), subjects.Callout(), subjects.Warden()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	callout, err := bus.EnsureCallout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "nats.conf")
+	if err := os.WriteFile(file, []byte(bus.AccountsConf(users, &callout)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opts, err := server.ProcessConfigFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := opts.AuthCallout
+	if asked == nil || asked.Issuer != callout.Issuer || asked.XKey != callout.XKey || asked.Account != "AUTH" || len(asked.AuthUsers) != len(opts.Nkeys) ||
+		opts.AuthTimeout != bus.CalloutTime.Seconds() {
+		t.Fatalf("%+v", asked)
+	}
+	accounts := map[string]string{}
+	for _, u := range opts.Nkeys {
+		accounts[u.Nkey] = u.Account.Name
+	}
+	for _, u := range users {
+		want := "APP"
+		switch u.Caller.Role {
+		case subjects.RoleCallout:
+			want = "AUTH"
+		case subjects.RoleWarden:
+			want = "SYS"
+		case subjects.RoleHost, subjects.RoleFrontend, subjects.RoleOperator:
+			want = ""
+		}
+		if accounts[u.Public] != want {
+			t.Errorf("%s is in account %q, not %q", u.Caller, accounts[u.Public], want)
 		}
 	}
 }

@@ -210,13 +210,17 @@ func jetStream() map[string]want {
 }
 
 func TestPublishPermissionsOfTheWholeCatalogue(t *testing.T) {
-	e := bustest.Start(t, identities()...)
+	publishTheCatalogue(t, bustest.Start(t, identities()...), identities())
+}
+
+func publishTheCatalogue(t *testing.T, e *bus.Embedded, all []subjects.Caller) {
+	t.Helper()
 	table := publishes()
 	for s, w := range jetStream() {
 		table[s] = w
 	}
 	checked, refusals := 0, 0
-	for _, c := range identities() {
+	for _, c := range all {
 		p := newProbe(t, e, c)
 		for s := range table {
 			// an invalid body: JetStream's API refuses it and changes nothing
@@ -239,8 +243,11 @@ func TestPublishPermissionsOfTheWholeCatalogue(t *testing.T) {
 }
 
 func TestSubscribePermissionsOfTheWholeCatalogue(t *testing.T) {
-	all := identities()
-	e := bustest.Start(t, all...)
+	subscribeToTheCatalogue(t, bustest.Start(t, identities()...), identities())
+}
+
+func subscribeToTheCatalogue(t *testing.T, e *bus.Embedded, all []subjects.Caller) {
+	t.Helper()
 	operator := subjects.Operator()
 	table := map[string]want{
 		">": only(), "berth.v1.>": only(), "_INBOX.>": only(), "$KV.>": only(), "$JS.API.>": only(), "$SYS.>": only(),
