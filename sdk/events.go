@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
@@ -34,7 +35,7 @@ type Event struct {
 	Revision uint64
 	State    State // after it; empty where the event says none
 	// Body is the event's own message: schedulerv1.Event, hostv1.Event, one of
-	// lifecyclev1, for a host schedulerv1.HostEvent or hostv1.Facts, or for a pool
+	// lifecyclev1, identityv1.Attached, for a host schedulerv1.HostEvent or hostv1.Facts, or for a pool
 	// poolv1.Event; nil when this version does not know it.
 	Body proto.Message
 	// Raw is the body as it came.
@@ -266,6 +267,8 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 		e.at(b.GetAt())
 	case *hostv1.Event:
 		e.at(b.GetAt())
+	case *identityv1.Attached:
+		e.at(b.GetAt())
 	case *schedulerv1.HostEvent:
 		e.at(b.GetAt())
 	case *poolv1.Event:
@@ -303,6 +306,8 @@ func eventBody(stream, name string) proto.Message {
 			return &schedulerv1.Event{}
 		case e.Owner == "hostagent":
 			return &hostv1.Event{}
+		case e.Owner == "identity":
+			return &identityv1.Attached{}
 		}
 	}
 	return nil

@@ -73,6 +73,9 @@ func (s *Session) Detach() { s.stop() }
 // the loss of the host. ErrUnsaved: it sleeps, or is about to, and its files
 // are whole on their host, but not saved outside it yet. The handle is done.
 func (s *Session) Close(ctx context.Context) error {
+	if s.attached {
+		return notOurs("close session")
+	}
 	err := s.c.CloseSession(ctx, UserSession{User: s.opts.User, Name: s.Name(), ViaQueue: s.opts.ViaQueue})
 	if err == nil {
 		s.stop()
@@ -82,6 +85,9 @@ func (s *Session) Close(ctx context.Context) error {
 
 // Delete destroys the session, its disk and its keys. The handle is done.
 func (s *Session) Delete(ctx context.Context) error {
+	if s.attached {
+		return notOurs("delete session")
+	}
 	err := s.c.DeleteSession(ctx, UserSession{User: s.opts.User, Name: s.Name(), ViaQueue: s.opts.ViaQueue})
 	if err == nil {
 		s.stop()

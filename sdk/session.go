@@ -89,6 +89,10 @@ type Session struct {
 	last      *EndedError
 	lastEpoch *corev1.Stamp
 
+	// attached: of another user's session, by an administrator or an operator. The handle is good for one
+	// short grant and does nothing to the session's life.
+	attached bool
+
 	told *corev1.Stamp // newest epoch whose handoff was told; of the subscription alone
 }
 
@@ -136,6 +140,9 @@ func (c *Client) Open(ctx context.Context, o OpenOptions) (*Session, error) {
 func (s *Session) Reopen(ctx context.Context) error {
 	if err := s.alive(); err != nil {
 		return wrap("open session", err)
+	}
+	if s.attached {
+		return notOurs("open session")
 	}
 	return s.reopen(ctx, "")
 }
@@ -316,6 +323,9 @@ func (s *Session) present() {
 // renew gets a fresh grant. A user's token that is not good any more is left
 // out: credentials renews without one for a limited time.
 func (s *Session) renew(ctx context.Context) error {
+	if s.attached {
+		return notOurs("renew grant")
+	}
 	s.renewing.Lock()
 	defer s.renewing.Unlock()
 	old := s.access().grant
@@ -349,6 +359,9 @@ func (s *Session) askRenewal(ctx context.Context, old string, user TokenSource) 
 // gone asks why nobody answers for the session: nil means that it is still
 // active in this epoch, as far as is known.
 func (s *Session) gone(ctx context.Context) error {
+	if s.attached {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	list, err := s.c.Status(ctx, UserSession{User: s.opts.User, Name: s.Name()})
