@@ -187,6 +187,9 @@ func (p *Permissions) frontend(c subjects.Caller) {
 func (p *Permissions) operator() {
 	p.pub("$SRV.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST")
 	p.sub("$JS.EVENT.ADVISORY.>")
+	for _, b := range subjects.Box { // with a grant of identity.operator_attach
+		p.pub(subjects.Prefix + "box.*.*." + b.Name)
+	}
 	for _, s := range subjects.Streams {
 		p.pub("$JS.API.STREAM.INFO."+s.Name, "$JS.API.CONSUMER.LIST."+s.Name,
 			"$JS.API.CONSUMER.NAMES."+s.Name, "$JS.API.CONSUMER.INFO."+s.Name+".*")

@@ -142,8 +142,10 @@ func publishes() map[string]want {
 		}
 	}
 	// data plane
-	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "open")] = role(subjects.RoleFrontend)
-	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "in")] = role(subjects.RoleFrontend)
+	// whoever may have a grant: operators get one by identity.operator_attach
+	holdsGrants := func(c subjects.Caller) bool { return c.Role == subjects.RoleFrontend || c.Role == subjects.RoleOperator }
+	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "open")] = holdsGrants
+	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "in")] = holdsGrants
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "peek")] = only()
 	w[subjects.BoxFrames(acmeWeb, "d1")] = func(c subjects.Caller) bool { return c.Role == subjects.RoleHost || c == subjects.Service("identity") }
 	// that a service serves: itself alone
