@@ -50,6 +50,7 @@ func Conformance(t *testing.T, factory func(t *testing.T) Env) {
 		{"open_is_idempotent", "", (*check).openIsIdempotent},
 		{"open_by_the_queue", "", (*check).openByTheQueue},
 		{"open_bad_input", "", (*check).openBadInput},
+		{"open_for_reading", "", (*check).openForReading},
 		{"progress", "", (*check).progress},
 		{"events", "", (*check).events},
 		{"ephemeral", "", (*check).ephemeral},

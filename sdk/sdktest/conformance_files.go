@@ -12,6 +12,26 @@ import (
 	"github.com/berth-dev/berth/sdk"
 )
 
+// openForReading: a handle is good for the verbs that it was opened for, beside one of the same session that
+// is good for more.
+func (c *check) openForReading() {
+	full := c.open(sdk.OpenOptions{})
+	c.must(full.Files().MakeDir(c.ctx, c.Dir+"/verbs", 0o755))
+	s := c.open(sdk.OpenOptions{Verbs: []sdk.Verb{sdk.VerbRead}})
+	list, err := s.Files().List(c.ctx, c.Dir)
+	c.must(err)
+	if len(list) == 0 {
+		c.Fatalf("reading shows nothing")
+	}
+	c.is(s.Run(c.ctx, sdk.Command("true")), sdk.ErrDenied)
+	c.is(s.Files().MakeDir(c.ctx, c.Dir+"/verbs/more", 0o755), sdk.ErrDenied)
+	c.is(s.Files().RemoveAll(c.ctx, c.Dir+"/verbs"), sdk.ErrDenied)
+	_, err = full.Files().Stat(c.ctx, c.Dir+"/verbs")
+	c.must(err)
+	_, err = c.Client.Open(c.ctx, sdk.OpenOptions{User: c.User("ann"), Verbs: []sdk.Verb{"root"}})
+	c.is(err, sdk.ErrInvalid)
+}
+
 func (c *check) files() {
 	s := c.open(sdk.OpenOptions{})
 	f, dir := s.Files(), c.Dir+"/conformance"

@@ -3,10 +3,12 @@ package credentials
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -16,6 +18,8 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials/internal/core"
 )
@@ -138,6 +142,37 @@ func TestTheFeedTellsChangesAndNothingElse(t *testing.T) {
 	w.run(t)
 	if again := w.jwks(t, w.host, &credentialsv1.JwksRequest{Feed: told.GetFeed(), Seq: told.GetSeq()}); len(again.GetEnded()) != 1 || again.GetFeed() == told.GetFeed() {
 		t.Errorf("after a restart: %v", again)
+	}
+}
+
+// However much is revoked, the answer fits into a message of the bus, with the latest of it; what has no
+// room ends more grants than were asked for, never fewer.
+func TestTheListOfRevocationsFitsIntoAMessage(t *testing.T) {
+	box, err := seal.RandomBox()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &service{feed: "f1", state: core.NewState(core.Policy{TTL: time.Hour}), box: box}
+	for i := range 20_000 {
+		g := core.Generation{Tenant: "acme", Session: session, Generation: ids.Generation{Incarnation: 1, Index: uint64(i + 1)}}
+		s.state.Revoked[g] = time.Unix(int64(i), 0)
+	}
+	long := strings.Repeat("s", 3000)
+	for i := range 2000 {
+		scope := grant.Scope{Tenant: ids.Tenant(fmt.Sprintf("t%d", i%20)), Issuer: "https://idp", Subject: fmt.Sprint(long, i)}
+		if _, err := s.decide(core.EndGrants{Scope: scope}); err != nil {
+			t.Fatal(err)
+		}
+		if s.state.Ended.Last(scope.Tenant, grant.Principal{Issuer: scope.Issuer, Subject: scope.Subject}, "web").IsZero() {
+			t.Fatal("what was ended lives")
+		}
+	}
+	reply, err := s.jwks(t.Context(), bus.Request{Call: subjects.Call{Caller: subjects.Host("h1")}}, &credentialsv1.JwksRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := proto.Size(reply); n > bus.MaxPayload/2 || len(reply.GetRevoked()) != maxTold || reply.GetRevoked()[0].GetGeneration().GetIndex() != 20_000 {
+		t.Errorf("%d bytes, %d generations, %d endings", n, len(reply.GetRevoked()), len(reply.GetEnded()))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
+	"slices"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -12,6 +13,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials/internal/core"
 )
@@ -68,35 +70,54 @@ func (s *service) keySet() []byte {
 	return raw
 }
 
+// maxTold is how many deleted generations a host is told of, the latest ones: all of them are told in one
+// message, at each change again. A host closes the data plane of a session that is deleted by itself, or
+// loses its lease within seconds, and no later generation takes the grants of an earlier one: so the list
+// hurries, and nothing hangs on what was deleted before the last maxTold.
+const maxTold = 512
+
 // jwks answers with the key set and what was revoked, or with feed and seq alone when the caller has
 // just that. A frontend hears of its own tenant's deleted generations only, and of no user's grants that
 // were ended: it has no use for the names of others.
 func (s *service) jwks(_ context.Context, r bus.Request, req *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	reply := &credentialsv1.JwksReply{Feed: s.feed, Seq: s.seq}
 	if req.GetFeed() == s.feed && req.GetSeq() == s.seq {
-		return reply, nil
+		return &credentialsv1.JwksReply{Feed: s.feed, Seq: s.seq}, nil
 	}
-	reply.Jwks, reply.CurveKey = s.keySet(), s.box.Public()
-	frontend := r.Caller.Role == subjects.RoleFrontend
-	for g, until := range s.state.Revoked {
-		if frontend && r.Caller.Tenant != g.Tenant {
-			continue
+	if r.Caller.Role == subjects.RoleFrontend {
+		return s.all(r.Caller.Tenant), nil
+	}
+	if s.told == nil { // who asks from the same state is told the same
+		s.told = s.all("")
+	}
+	return s.told, nil
+}
+
+// all is the whole answer for a host or a service, or for a frontend of a tenant; the lock is held.
+func (s *service) all(frontendOf ids.Tenant) *credentialsv1.JwksReply {
+	reply := &credentialsv1.JwksReply{Feed: s.feed, Seq: s.seq, Jwks: s.keySet(), CurveKey: s.box.Public()}
+	var gone []core.Generation
+	for g := range s.state.Revoked {
+		if frontendOf == "" || g.Tenant == frontendOf {
+			gone = append(gone, g)
 		}
+	}
+	slices.SortFunc(gone, func(a, b core.Generation) int { return s.state.Revoked[b].Compare(s.state.Revoked[a]) })
+	for _, g := range gone[:min(len(gone), maxTold)] {
 		reply.Revoked = append(reply.Revoked, &credentialsv1.RevokedGeneration{
-			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(until),
+			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(s.state.Revoked[g]),
 			Generation: &corev1.Stamp{Incarnation: g.Generation.Incarnation, Index: g.Generation.Index},
 		})
 	}
+	if frontendOf != "" {
+		return reply
+	}
 	for _, e := range s.state.Ended {
-		if frontend {
-			break
-		}
 		reply.Ended = append(reply.Ended, &credentialsv1.EndedGrants{
 			Tenant: string(e.Tenant), Issuer: e.Issuer, Subject: e.Subject, Frontend: string(e.Frontend),
 			At: timestamppb.New(e.At), Until: timestamppb.New(e.Until),
 		})
 	}
-	return reply, nil
+	return reply
 }

@@ -50,9 +50,10 @@ type service struct {
 	mu       sync.Mutex
 	state    core.State
 	secrets  map[ids.KeyID]ed25519.PrivateKey
-	verifier *grant.Verifier // nil: make it again
-	feed     string          // names this run
-	seq      uint64          // counts the changes of what jwks answers
+	verifier *grant.Verifier          // nil: make it again
+	feed     string                   // names this run
+	seq      uint64                   // counts the changes of what jwks answers
+	told     *credentialsv1.JwksReply // what jwks answers a host at seq; nil: make it again
 
 	ending sync.Mutex // one ending is decided and stored at a time
 }
@@ -224,7 +225,7 @@ func (s *service) decide(ev core.Event) ([]core.Command, error) {
 	next, cmds, err := core.Decide(s.state, ev, time.Now())
 	s.state = next
 	if changesKeySet(cmds) {
-		s.verifier = nil
+		s.verifier, s.told = nil, nil
 		s.seq++
 	}
 	return cmds, err
