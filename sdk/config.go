@@ -130,7 +130,7 @@ func (c Config) resolve() (Config, subjects.Caller, error) {
 			c.CA, c.Cert, c.Key, c.transport = f.CA, f.Cert, f.Key, c.ClientFile
 		}
 	}
-	if c.Seed == "" && c.Tenant != "" && c.User != nil {
+	if c.URL != "" && c.Seed == "" && c.Tenant != "" && c.User != nil {
 		var err error
 		if c.Name, err = c.userName(); err != nil {
 			return c, me, err
