@@ -222,5 +222,6 @@ func (h *host) tell(ref *corev1.SessionRef, t telling) {
 // fetchKeys asks credentials for what grants are checked with, and what was revoked since. It is asked
 // several times a second, so it is in no trace.
 func (h *host) fetchKeys(ctx context.Context, req *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
-	return bus.Invoke[*credentialsv1.JwksReply](obs.Untraced(ctx), h.conn, "credentials", "jwks", req)
+	ctx = obs.Untraced(ctx)
+	return bus.Invoke[*credentialsv1.JwksReply](ctx, h.conn, "credentials", "jwks", req)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/services/hostagent/guest/agent"
@@ -83,7 +84,7 @@ func newBench(t *testing.T, guest *hostend.Conn, export func(context.Context, io
 		t.Fatal(err)
 	}
 	tap := &wireTap{frames: make(chan *boxv1.Frame, 1<<12), opened: make(chan struct{}, 1)}
-	srv, err := New(Config{Bus: tap, Host: "h1", Key: key})
+	srv, err := New(Config{Bus: tap, Host: "h1", Key: key, Grants: deaf()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,8 @@ func newBench(t *testing.T, guest *hostend.Conn, export func(context.Context, io
 	}
 	b.subs = nil // of a bus that has none
 	return &bench{t: t, tap: tap, box: b, done: make(chan error, 1),
-		call: &call{box: b, reply: "_INBOX.fe-acme-app.r", replyKey: string(key.Public()), deliver: deliver, credit: credit}}
+		call: &call{box: b, reply: "_INBOX.fe-acme-app.r", replyKey: string(key.Public()), deliver: deliver, credit: credit,
+			claims: grant.Claims{Expires: time.Now().Add(time.Hour).Unix()}}}
 }
 
 func (b *bench) start(run func(ctx context.Context) error) {
@@ -367,4 +369,12 @@ func TestABadImportSaysWhy(t *testing.T) {
 			t.Errorf("%.20q: %v", path, err)
 		}
 	}
+}
+
+// deaf is a feed of a credentials that never answers.
+func deaf() *grant.Feed {
+	return grant.NewFeed(func(ctx context.Context, _ *credentialsv1.JwksRequest) (*credentialsv1.JwksReply, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, nil)
 }
