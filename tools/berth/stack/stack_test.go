@@ -96,7 +96,7 @@ func TestPortTaken(t *testing.T) {
 	info, stop := start(t, t.TempDir())
 	defer stop()
 	cfg := NewConfig()
-	cfg.Dir, cfg.Listen = filepath.Join(t.TempDir(), "new"), strings.TrimPrefix(info.URL, "nats://")
+	cfg.Dir, cfg.Listen = filepath.Join(t.TempDir(), "new"), strings.TrimPrefix(info.URL, "tls://")
 	cfg.UseNullDriver()
 	err := Run(t.Context(), cfg, bustest.Log(t), nil)
 	if err == nil || !strings.Contains(err.Error(), "cannot be used") {
