@@ -24,26 +24,28 @@ type cli struct {
 	Dir  string `help:"State folder of berth up." env:"BERTH_DIR" default:"/var/lib/berth" type:"path" placeholder:"DIR"`
 	JSON bool   `name:"json" help:"Print JSON: docs/howto/cli-json.md."`
 
-	Up        upCmd        `cmd:"" help:"Run everything on this machine."`
-	Session   sessionCmd   `cmd:"" help:"Open, list, show, close and delete sessions."`
-	Exec      execCmd      `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
-	Cp        cpCmd        `cmd:"" help:"Copy files and directories to and from a session."`
-	Disk      diskCmd      `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
-	Tail      tailCmd      `cmd:"" help:"Follow what happens to sessions."`
-	Host      hostCmd      `cmd:"" help:"Hosts of the platform."`
-	Pool      poolCmd      `cmd:"" help:"Pools of warm sandboxes: declare, show and end them."`
-	Scheduler schedulerCmd `cmd:"" help:"Replicas of the scheduler."`
-	Tenant    tenantCmd    `cmd:"" help:"Tenants: add, list, show, suspend."`
-	Issuer    issuerCmd    `cmd:"" help:"Issuers of users' tokens: add, test, remove."`
-	Frontend  frontendCmd  `cmd:"" help:"Logins of frontends: add, list, remove."`
-	Key       keyCmd       `cmd:"" help:"Versions of the keys that everything hangs on: list, rotate, retire."`
-	CA        caCmd        `cmd:"" name:"ca" help:"The certificate authority of a state folder."`
-	Policy    policyCmd    `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
-	Dead      deadCmd      `cmd:"" help:"Messages that could not be handled."`
-	Request   requestCmd   `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
-	Dev       devCmd       `cmd:"" help:"For development on one machine."`
-	Version   versionCmd   `cmd:"" help:"Print the version."`
-	Run       runCmd       `cmd:"" hidden:"" help:"One member of a cluster on this machine."`
+	Up         upCmd         `cmd:"" help:"Run everything on this machine."`
+	Session    sessionCmd    `cmd:"" help:"Open, list, show, close and delete sessions."`
+	Exec       execCmd       `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
+	Cp         cpCmd         `cmd:"" help:"Copy files and directories to and from a session."`
+	Disk       diskCmd       `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
+	Tail       tailCmd       `cmd:"" help:"Follow what happens to sessions."`
+	Host       hostCmd       `cmd:"" help:"Hosts of the platform."`
+	Pool       poolCmd       `cmd:"" help:"Pools of warm sandboxes: declare, show and end them."`
+	Scheduler  schedulerCmd  `cmd:"" help:"Replicas of the scheduler."`
+	Tenant     tenantCmd     `cmd:"" help:"Tenants: add, list, show, suspend."`
+	Issuer     issuerCmd     `cmd:"" help:"Issuers of users' tokens: add, test, remove."`
+	Frontend   frontendCmd   `cmd:"" help:"Logins of frontends: add, list, remove."`
+	Admin      adminCmd      `cmd:"" help:"For administrators of a tenant: sessions by handle, attach, suspend."`
+	Delegation delegationCmd `cmd:"" help:"Which frontends act for a user: list, revoke, allow."`
+	Key        keyCmd        `cmd:"" help:"Versions of the keys that everything hangs on: list, rotate, retire."`
+	CA         caCmd         `cmd:"" name:"ca" help:"The certificate authority of a state folder."`
+	Policy     policyCmd     `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
+	Dead       deadCmd       `cmd:"" help:"Messages that could not be handled."`
+	Request    requestCmd    `cmd:"" help:"Sealed requests for the plain nats CLI and other languages."`
+	Dev        devCmd        `cmd:"" help:"For development on one machine."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
+	Run        runCmd        `cmd:"" hidden:"" help:"One member of a cluster on this machine."`
 }
 
 // app is what a command gets to work with.

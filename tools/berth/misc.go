@@ -28,6 +28,8 @@ type devTokenCmd struct {
 	Tenant string        `help:"Tenant." required:"" placeholder:"NAME" env:"BERTH_TENANT"`
 	User   string        `help:"User." required:"" placeholder:"NAME" env:"BERTH_USER"`
 	TTL    time.Duration `name:"ttl" help:"How long it is good." default:"1h"`
+	Admin  bool          `help:"The user is an administrator of the tenant."`
+	Acting string        `help:"Exchange it for one with which this party acts for the user (RFC 8693)." placeholder:"PARTY"`
 }
 
 func (c *devTokenCmd) Run(a *app) error {
@@ -39,7 +41,14 @@ func (c *devTokenCmd) Run(a *app) error {
 		return usage("the ttl must be more than 0")
 	}
 	now := time.Now()
-	token, err := devissuer.Mint(keysDir(a.dir), devissuer.User{Tenant: t, Subject: c.User, TTL: c.TTL}, now)
+	user := devissuer.User{Tenant: t, Subject: c.User, TTL: c.TTL}
+	if c.Admin {
+		user.Groups = []string{devissuer.AdminGroup}
+	}
+	token, err := devissuer.Mint(keysDir(a.dir), user, now)
+	if err == nil && c.Acting != "" {
+		token, err = devissuer.Exchange(keysDir(a.dir), t, token, c.Acting, now)
+	}
 	if err != nil {
 		return err
 	}

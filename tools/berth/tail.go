@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
@@ -175,6 +176,8 @@ func eventText(e sdk.Event) string {
 		return schedulerText(b)
 	case *hostv1.Event:
 		return hostText(b)
+	case *identityv1.Attached:
+		return attachedText(b)
 	case *lifecyclev1.Resume:
 		return "wake asked for with " + b.GetTerms().GetTemplate() + ", " + word(b.GetTerms().GetTier(), "TIER_")
 	case *lifecyclev1.Refused:
