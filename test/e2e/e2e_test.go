@@ -243,7 +243,7 @@ func plainNats(t *testing.T, e *testenv.Env) {
 	if err := os.WriteFile(seed, []byte(login.Seed), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), nats, "--server", login.URL, "--nkey", seed, "--inbox-prefix", login.Inbox,
+	cmd := exec.CommandContext(t.Context(), nats, "--server", login.URL, "--tlsca", e.Roots(), "--nkey", seed, "--inbox-prefix", login.Inbox,
 		"req", "berth.v1.rpc.identity.open.acme.web", "--raw", "--timeout", "30s", "-H", "Content-Type:application/json", strings.TrimSpace(body))
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+t.TempDir())
 	answer, err := cmd.Output()

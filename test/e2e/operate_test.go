@@ -78,7 +78,7 @@ func TestOperatorSeesTheFleet(t *testing.T) {
 	if err := os.WriteFile(seed, []byte(login.Seed), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), nats, "--server", login.URL, "--nkey", seed, "--inbox-prefix", login.Inbox, "micro", "ls")
+	cmd := exec.CommandContext(t.Context(), nats, "--server", login.URL, "--tlsca", e.Roots(), "--nkey", seed, "--inbox-prefix", login.Inbox, "micro", "ls")
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -157,6 +157,9 @@ func (p *Process) ClientFile(name string) string {
 	return filepath.Join(p.opts.Dir, "clients", name+".json")
 }
 
+// Roots is the file of the roots that the bus's certificate is verified by.
+func (p *Process) Roots() string { return filepath.Join(p.opts.Dir, "tls", "ca.pem") }
+
 // Token mints a user's token with the development issuer.
 func (p *Process) Token(ctx context.Context, tenant, user string) (string, error) {
 	out, err := exec.CommandContext(ctx, p.opts.Bin, "dev", "token", "--dir", p.opts.Dir, "--tenant", tenant, "--user", user).Output()
