@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -52,26 +53,29 @@ func (s *service) putTenant(ctx context.Context, r bus.Request, q *identityv1.Te
 // putIssuer: the grants of users of an issuer that was removed end.
 func (s *service) putIssuer(ctx context.Context, r bus.Request, q *identityv1.IssuerPutRequest) (*identityv1.IssuerPutReply, error) {
 	i, err := s.registry.PutIssuer(ctx, q.GetIssuer(), q.GetRemove())
-	if err == nil && q.GetRemove() {
-		if !s.registry.Current().Names(i.GetTenant(), i.GetIssuer()) {
-			err = s.endGrants(ctx, &credentialsv1.EndGrantsRequest{Tenant: i.GetTenant(), Issuer: i.GetIssuer(), Reason: "the issuer was removed"})
-		}
-	}
 	s.changed(ctx, r, &corev1.Actor{Tenant: q.GetIssuer().GetTenant(), Issuer: q.GetIssuer().GetIssuer()}, "", err)
+	if err == nil && q.GetRemove() && !s.registry.Current().Names(i.GetTenant(), i.GetIssuer()) {
+		err = s.endGrants(ctx, &credentialsv1.EndGrantsRequest{Tenant: i.GetTenant(), Issuer: i.GetIssuer(), Reason: "the issuer was removed"})
+	}
 	return &identityv1.IssuerPutReply{Issuer: i}, err
 }
 
 // putLogin: the grants that a removed frontend holds end.
 func (s *service) putLogin(ctx context.Context, r bus.Request, q *identityv1.LoginPutRequest) (*identityv1.LoginPutReply, error) {
 	l, err := s.registry.PutLogin(ctx, q.GetLogin(), q.GetRemove())
-	about := &corev1.Actor{Role: q.GetLogin().GetName()}
-	if c, perr := subjects.ParseName(q.GetLogin().GetName()); perr == nil && c.Role == subjects.RoleFrontend {
+	c, perr := subjects.ParseName(q.GetLogin().GetName())
+	frontend := perr == nil && c.Role == subjects.RoleFrontend
+	about := &corev1.Actor{}
+	switch {
+	case frontend:
 		about = &corev1.Actor{Tenant: string(c.Tenant), Frontend: string(c.Frontend)}
-		if err == nil && (q.GetRemove() || l.GetSuspended()) {
-			err = s.endGrants(ctx, &credentialsv1.EndGrantsRequest{Tenant: string(c.Tenant), Frontend: string(c.Frontend), Reason: "the frontend is shut out"})
-		}
+	case perr == nil:
+		about.Role = c.Name()
 	}
 	s.changed(ctx, r, about, l.GetSuspendedWhy(), err)
+	if err == nil && frontend && (q.GetRemove() || l.GetSuspended()) {
+		err = s.endGrants(ctx, &credentialsv1.EndGrantsRequest{Tenant: string(c.Tenant), Frontend: string(c.Frontend), Reason: "the frontend is shut out"})
+	}
 	return &identityv1.LoginPutReply{Login: l}, err
 }
 
@@ -82,7 +86,11 @@ func (s *service) operatorSuspends(ctx context.Context, r bus.Request, q *identi
 	}
 	what.By = registry.ByOperator
 	err := s.suspend(ctx, what, q.GetSuspended())
-	s.changed(ctx, r, &corev1.Actor{Tenant: what.GetTenant(), Issuer: what.GetIssuer(), Subject: what.GetSubject(), Frontend: what.GetFrontend()}, what.GetReason(), err)
+	stored := err
+	if errors.Is(err, errUnended) {
+		stored = nil // who was shut out is
+	}
+	s.changed(ctx, r, &corev1.Actor{Tenant: what.GetTenant(), Issuer: what.GetIssuer(), Subject: what.GetSubject(), Frontend: what.GetFrontend()}, what.GetReason(), stored)
 	return &identityv1.SuspendReply{}, err
 }
 
@@ -108,6 +116,9 @@ const (
 	endWithin = 30 * time.Minute
 )
 
+// errUnended: the change was made, and holds.
+var errUnended = errs.E("end grants", errkind.Unavailable, "", "it is stored and nobody new is let in, but grants that were given out cannot be ended now; that is tried until it is done")
+
 // endGrants ends grants now, and once more a little later.
 func (s *service) endGrants(ctx context.Context, q *credentialsv1.EndGrantsRequest) error {
 	_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", q)
@@ -117,7 +128,7 @@ func (s *service) endGrants(ctx context.Context, q *credentialsv1.EndGrantsReque
 	})
 	if err != nil {
 		s.log.Warn("grants of whoever was shut out cannot be ended now; it is tried again", "error", err)
-		return errs.E("end grants", errkind.Unavailable, "", "it is stored and nobody new is let in, but grants that were given out cannot be ended now; that is tried until it is done")
+		return errUnended
 	}
 	return nil
 }
@@ -146,14 +157,18 @@ const healWithin = 24 * time.Hour
 
 // heal ends grants again that an identity may have died before ending.
 func (s *service) heal() {
-	for _, what := range s.registry.Current().List("").GetSuspended() {
-		if time.Since(what.GetAt().AsTime()) < healWithin {
-			s.later(0, func(ctx context.Context) error {
-				_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", endOf(what))
+	all := s.registry.Current().List("").GetSuspended()
+	s.later(0, func(ctx context.Context) error {
+		for _, what := range all {
+			if time.Since(what.GetAt().AsTime()) > healWithin {
+				continue
+			}
+			if _, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", endOf(what)); err != nil {
 				return err
-			})
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // changed records under audit what an operator did to the registry, or was refused.

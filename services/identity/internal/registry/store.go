@@ -71,7 +71,7 @@ func Open(ctx, follow context.Context, conn *bus.Conn, st Static, log *slog.Logg
 	if err := st.Check(); err != nil {
 		return nil, err
 	}
-	bucket, err := conn.OpenBucket(ctx, BucketName)
+	bucket, err := openBucket(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +86,21 @@ func Open(ctx, follow context.Context, conn *bus.Conn, st Static, log *slog.Logg
 	case <-follow.Done():
 	}
 	return nil, errs.E("read the registry", errkind.Unavailable, "", "it could not be read in time")
+}
+
+// openBucket waits, within ctx, for a bucket that was not declared yet.
+func openBucket(ctx context.Context, conn *bus.Conn) (*bus.Bucket, error) {
+	for {
+		b, err := conn.OpenBucket(ctx, BucketName)
+		if !errs.Is(err, errkind.NotFound) {
+			return b, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }
 
 // Wait returns once nothing of the store runs any more.

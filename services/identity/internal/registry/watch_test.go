@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
@@ -65,7 +66,7 @@ func TestAnIdentityThatCannotReadTheRegistry(t *testing.T) {
 	e := bustest.Start(t)
 	conn, keeper := bustest.Connect(t, e, subjects.Service("identity")), bustest.Connect(t, e, subjects.Keeper())
 	must(t, keeper.API(bustest.Context(t), "STREAM.DELETE.KV_"+registry.BucketName, nil, nil))
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if s, err := registry.Open(ctx, ctx, conn, registry.Static{}, bustest.Log(t)); err == nil {
 		cancel()
