@@ -57,12 +57,15 @@ func (w *world) refusedWith(t *testing.T, rec *records, door string, r *request,
 	}
 }
 
-// TestBadTokens: each by both doors, with the answer that its sender gets and
-// the record that is kept.
-func TestBadTokens(t *testing.T) {
-	p, foreign := newProvider(t), newProvider(t)
-	w := newWorldWith(t, p)
-	rec := w.records(t)
+// badToken is a token, and the answer to it.
+type badToken struct {
+	token string
+	kind  errkind.Kind
+	why   string
+}
+
+func badTokens(t *testing.T, p, foreign *provider) map[string]badToken {
+	t.Helper()
 	evil, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(t, err)
 	der, err := x509.MarshalPKIXPublicKey(p.key.Public())
@@ -75,11 +78,7 @@ func TestBadTokens(t *testing.T) {
 	part := func(token string, i int) string { return strings.Split(token, ".")[i] }
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`))
 	const unsigned, denied = "not signed by its issuer", errkind.Unauthenticated
-	for name, c := range map[string]struct {
-		token string
-		kind  errkind.Kind
-		why   string
-	}{
+	return map[string]badToken{
 		"alg none":                        {none + "." + part(good, 1) + ".", denied, unsigned},
 		"alg none with a signature":       {none + "." + part(good, 1) + "." + part(good, 2), denied, unsigned},
 		"the public key as shared secret": {signWith(t, jose.HS256, "one", public, p.claims(nil)), denied, unsigned},
@@ -112,7 +111,16 @@ func TestBadTokens(t *testing.T) {
 		"17 KB":                           {strings.Repeat("a", 17<<10), errkind.TooLarge, "at most 16384 are allowed"},
 		"17 KB, genuine":                  {p.token(t, map[string]any{"x": strings.Repeat("x", 17<<10)}), errkind.TooLarge, "at most 16384 are allowed"},
 		"none at all":                     {"", denied, "no token of the user"},
-	} {
+	}
+}
+
+// TestBadTokens: each by both doors, with the answer that its sender gets and
+// the record that is kept.
+func TestBadTokens(t *testing.T) {
+	p, foreign := newProvider(t), newProvider(t)
+	w := newWorldWith(t, p)
+	rec := w.records(t)
+	for name, c := range badTokens(t, p, foreign) {
 		t.Run(name, func(t *testing.T) {
 			for _, door := range []string{"direct", "durable"} {
 				r := w.request(t, "open", &identityv1.OpenRequest{})
@@ -122,7 +130,7 @@ func TestBadTokens(t *testing.T) {
 		})
 	}
 	r := w.request(t, "open", &identityv1.OpenRequest{})
-	r.env.Token = good
+	r.env.Token = p.token(t, nil)
 	opened(t, w.direct(t, w.front, r))
 }
 
@@ -218,7 +226,7 @@ func TestBadKeySetsOfAnIssuer(t *testing.T) {
 			r.env.Token = p.token(t, nil)
 			began := time.Now()
 			w.refusedWith(t, rec, "direct", r, errkind.Unavailable, "the issuer of the token cannot be reached now; try again")
-			if took := time.Since(began); took > 15*time.Second {
+			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("it took %s", took)
 			}
 			opened(t, w.direct(t, w.front, w.request(t, "open", &identityv1.OpenRequest{}))) // of another issuer

@@ -115,7 +115,7 @@ func TestFloodOfUnknownKeysFetchesAtMostOncePerPause(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "all but those that may wait were sent away", func() bool { return busy.Load() == int32(flood-usual.waiting) })
+	eventually(t, "all but those that may wait were sent away", func() bool { return busy.Load() == int32(flood-usual.names) })
 	if _, err := v.verify(t.Context(), good); err != nil {
 		t.Errorf("a good token amid the flood: %v", err)
 	}
@@ -124,9 +124,55 @@ func TestFloodOfUnknownKeysFetchesAtMostOncePerPause(t *testing.T) {
 	if most := int32(2 + time.Since(began)/(100*time.Millisecond)); p.fetches.Load() > most {
 		t.Errorf("%d fetches within %s, want at most %d", p.fetches.Load(), time.Since(began), most)
 	}
-	if forged.Load() != int32(usual.waiting) {
-		t.Errorf("%d were found forged, want the %d that waited", forged.Load(), usual.waiting)
+	if forged.Load() != int32(usual.names) {
+		t.Errorf("%d were found forged, want the %d that waited", forged.Load(), usual.names)
 	}
+}
+
+// TestManyUsersOfANewKeyAllWait: when an issuer changes its key, or identity
+// has just started, nobody is sent away because many come at once.
+func TestManyUsersOfANewKeyAllWait(t *testing.T) {
+	pub, key, _ := ed25519.GenerateKey(rand.Reader)
+	next, newer, _ := ed25519.GenerateKey(rand.Reader)
+	release := make(chan struct{})
+	held := func(keys ...jose.JSONWebKey) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			<-release
+			serves(keys...)(w, r)
+		}
+	}
+	p := newRaw(t, held(public("one", pub)))
+	v := paced(t, p.URL, func(p *pace) { p.wait = 20 * time.Second })
+	set := v.issuers[p.URL].keys.(*remote)
+	crowd := func(kid string, key ed25519.PrivateKey) {
+		t.Helper()
+		const users = 200
+		failed := make(chan error, users)
+		for i := range users {
+			c := claims(p.URL)
+			c["sub"] = fmt.Sprint("user", i)
+			token := mint(t, jose.EdDSA, kid, key, c)
+			go func() {
+				_, err := v.verify(t.Context(), token)
+				failed <- err
+			}()
+		}
+		eventually(t, "all wait", func() bool {
+			set.mu.Lock()
+			defer set.mu.Unlock()
+			return set.waiting == users
+		})
+		close(release)
+		for range users {
+			if err := <-failed; err != nil {
+				t.Errorf("key %s: %v", kid, err)
+			}
+		}
+	}
+	crowd("one", key)
+	release = make(chan struct{})
+	p.answers(held(public("two", next)))
+	crowd("two", newer)
 }
 
 // TestRotationWithoutAGap: a token that is signed with a key which was

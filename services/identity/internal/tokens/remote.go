@@ -23,15 +23,17 @@ type pace struct {
 	// pause is the shortest time between two fetches; it doubles with each
 	// that fails, up to longest.
 	pause, longest time.Duration
-	// fetch bounds one fetch, wait how long a token waits for one, and waiting
-	// how many tokens wait at once.
-	fetch, wait time.Duration
-	waiting     int
+	// fetch bounds one fetch, wait how long a token waits for one, waiting how
+	// many tokens wait at once, and names how many names of unknown keys they
+	// may have: everybody's tokens name one new key when an issuer changes its
+	// own, only forged ones name many.
+	fetch, wait    time.Duration
+	waiting, names int
 }
 
 var usual = pace{
 	fresh: 10 * time.Minute, usable: time.Hour, pause: time.Second, longest: 30 * time.Second,
-	fetch: 5 * time.Second, wait: 3 * time.Second, waiting: 64,
+	fetch: 5 * time.Second, wait: 3 * time.Second, waiting: 256, names: 64,
 }
 
 // fetchFault tells Verify, through the context, that it was not the token
@@ -66,7 +68,8 @@ type remote struct {
 	failed  int       // fetches in a row
 	err     error     // of the last fetch
 	waiting int
-	jwks    string // address of the keys
+	unknown map[string]int // how many wait for the key of this name
+	jwks    string         // address of the keys
 	found   time.Time
 }
 
@@ -179,9 +182,20 @@ func (r *remote) search(ctx context.Context, jws *jose.JSONWebSignature) ([]byte
 			r.mu.Unlock()
 			return nil, errForged
 		}
+		if r.unknown[kid] == 0 && len(r.unknown) >= r.pace.names {
+			r.mu.Unlock()
+			return nil, noteFault(ctx, errPacing)
+		}
+		r.unknown[kid]++
 		f := r.fly()
 		r.mu.Unlock()
-		if err := r.await(ctx, f); err != nil {
+		err := r.await(ctx, f)
+		r.mu.Lock()
+		if r.unknown[kid]--; r.unknown[kid] == 0 {
+			delete(r.unknown, kid)
+		}
+		r.mu.Unlock()
+		if err != nil {
 			return nil, noteFault(ctx, err)
 		}
 	}

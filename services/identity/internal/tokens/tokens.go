@@ -187,7 +187,7 @@ func checkFetch(raw string) error {
 
 func keySetOf(i Issuer, algs []jose.SignatureAlgorithm, client *http.Client) (oidc.KeySet, error) {
 	if i.JWKSFile == "" && len(i.JWKS) == 0 {
-		return &remote{url: i.URL, client: guarded(client), algs: algs, pace: usual, missing: map[string]bool{}}, nil
+		return &remote{url: i.URL, client: guarded(client), algs: algs, pace: usual, missing: map[string]bool{}, unknown: map[string]int{}}, nil
 	}
 	raw, from := i.JWKS, "the registry"
 	if i.JWKSFile != "" {
@@ -266,7 +266,7 @@ func (v *Verifier) verify(ctx context.Context, raw string) (Token, error) {
 		return Token{}, errs.E(op, errkind.Unavailable, "", fmt.Errorf("the keys of issuer %s cannot be fetched now: %w", iss, fault.err))
 	}
 	if err != nil {
-		return Token{}, errs.E(op, errkind.Unauthenticated, "", "the token is malformed, or not signed by its issuer with an algorithm that is allowed")
+		return Token{}, errs.E(op, errkind.Unauthenticated, "", errUnsigned)
 	}
 	out := Token{Issuer: t.Issuer, Subject: t.Subject, Audience: t.Audience, Expires: given(t.Expiry), IssuedAt: given(t.IssuedAt), claims: claims}
 	if out.NotBefore, err = notBefore(claims); err != nil {
@@ -330,7 +330,10 @@ func given(t time.Time) time.Time {
 	return t
 }
 
-var errNoJWT = errors.New("the token is no JWT; opaque tokens are not accepted")
+var (
+	errNoJWT    = errors.New("the token is no JWT; opaque tokens are not accepted")
+	errUnsigned = errors.New("the token is malformed, or not signed by its issuer with an algorithm that is allowed")
+)
 
 // unverified takes a token apart before its signature is checked, to know
 // which issuer's keys it is then checked with. It refuses what can be read in
@@ -358,6 +361,9 @@ func unverified(raw string) (iss string, claims map[string]json.RawMessage, err 
 	// The loop ends with the payload.
 	if _, notice := claims["events"]; notice {
 		return "", nil, errors.New("the token is a notice of its issuer, such as of a logout, and proves nothing about who sends it")
+	}
+	if _, err := base64.RawURLEncoding.Strict().DecodeString(parts[2]); err != nil {
+		return "", nil, errUnsigned // the library would take several spellings of one signature
 	}
 	iss, ok := Token{claims: claims}.Claim("iss")
 	if !ok || iss == "" {

@@ -203,7 +203,7 @@ func TestRotatedKeyIsFetched(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.keys.Store(&jose.JSONWebKeySet{Keys: []jose.JSONWebKey{public("one", p1), public("two", p2)}})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for {
 		_, err := v.Verify(ctx, mint(t, jose.EdDSA, "two", k2, claims(p.URL)))
