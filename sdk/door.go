@@ -216,12 +216,15 @@ func (c *Client) knockDurable(ctx context.Context, a ask, body []byte) (*nats.Ms
 		return nil, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	ctx, done := c.underWay(ctx, inbox) // an outcome that came during a reconnect is asked for again
+	defer done()
 	if err := c.store(ctx, a.verb, body, inbox); err != nil {
 		return nil, err
 	}
 	wait, cancel := context.WithTimeout(ctx, 3*c.cfg.Timeout)
 	defer cancel()
-	return sub.NextMsgWithContext(wait)
+	m, err := sub.NextMsgWithContext(wait)
+	return m, causeOf(ctx, err)
 }
 
 // store publishes a sealed request into BERTH_REQUESTS; nil means that it is
