@@ -155,19 +155,26 @@ func (r *remote) current(ctx context.Context) ([]jose.JSONWebKey, error) {
 func (r *remote) search(ctx context.Context, jws *jose.JSONWebSignature) ([]byte, error) {
 	kid := jws.Signatures[0].Header.KeyID
 	asked := time.Now()
+	var tried time.Time
 	for {
 		r.mu.Lock()
+		if r.at.After(tried) { // keys of a fetch that began earlier may hold it as well
+			keys := r.keys
+			tried = r.at
+			r.mu.Unlock()
+			if payload, ok := fits(keys, jws); ok {
+				return payload, nil
+			}
+			continue
+		}
 		if r.ended.After(asked) {
-			keys, err := r.keys, r.err
+			err := r.err
 			if err == nil && len(r.missing) < maxMissing {
 				r.missing[kid] = true
 			}
 			r.mu.Unlock()
 			if err != nil {
 				return nil, noteFault(ctx, err)
-			}
-			if payload, ok := fits(keys, jws); ok {
-				return payload, nil
 			}
 			return nil, errForged
 		}
