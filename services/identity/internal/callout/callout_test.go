@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -295,6 +296,58 @@ func TestSuspensionDisconnectsWithinTwoSeconds(t *testing.T) {
 	}
 	w.book.suspend(web, false)
 	eventually(t, "who is let in again comes back", 30*time.Second, bad.Connected)
+}
+
+// A login that was being let in while its user was suspended does not stay.
+func TestALoginUnderWayDuringASuspensionDoesNotStay(t *testing.T) {
+	w := newWorld(t)
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	w.book.tokens = func(context.Context, string) (Guest, error) {
+		close(asked)
+		<-goOn // by what was known before
+		return Guest{Caller: ann, Mark: IssuerMark("https://issuer"), Expires: time.Now().Add(time.Hour)}, nil
+	}
+	w.serve(t, lives)
+	warden := NewWarden(bustest.Connect(t, w.Embedded, subjects.Warden()).NATS(), bustest.Log(t))
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); warden.Watch(ctx, w.book.next, w.book.over) }()
+	t.Cleanup(func() { stop(); <-done })
+	l, in := w.login(t, web), make(chan *nats.Conn, 1)
+	go func() {
+		nc, err := nats.Connect(l.URL, nats.Token("good"), nats.RootCAs(ca(t, l)), nats.Timeout(20*time.Second), nats.NoReconnect(),
+			nats.CustomInboxPrefix(ann.Inbox()))
+		if err != nil {
+			t.Error(err)
+		}
+		in <- nc
+	}()
+	<-asked
+	w.book.suspend(ann, true)
+	time.AfterFunc(500*time.Millisecond, func() { close(goOn) }) // the first looks have found nobody
+	nc := <-in
+	if nc == nil {
+		t.FailNow()
+	}
+	t.Cleanup(nc.Close)
+	t.Logf("disconnected after %s", eventually(t, "the user is disconnected", 20*time.Second, nc.IsClosed))
+}
+
+// A token of a megabyte is not read to its end, and the server lives.
+func TestATokenOfAMegabyteIsRefused(t *testing.T) {
+	w := newWorld(t)
+	w.serve(t, lives)
+	l := w.login(t, web)
+	nc, err := nats.Connect(l.URL, nats.Token(strings.Repeat("x", 1<<20)), nats.RootCAs(ca(t, l)), nats.Timeout(20*time.Second), nats.NoReconnect())
+	if err == nil {
+		nc.Close()
+		t.Error("it is let in")
+	} else if strings.Contains(err.Error(), "xxx") {
+		t.Error("the token is in the error")
+	}
+	if _, err := w.user(t, "good"); err != nil {
+		t.Errorf("nobody else gets in any more: %v", err)
+	}
 }
 
 // Servers' questions hold signatures and tokens: nobody can read them but identity.
