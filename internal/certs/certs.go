@@ -53,17 +53,21 @@ func (p Peer) URI() *url.URL {
 // PeerOf reads the SPIFFE ID of a certificate that was verified; ok is false
 // when it has none that Berth's processes have, or more than one.
 func PeerOf(c *x509.Certificate) (p Peer, ok bool) {
-	if len(c.URIs) != 1 || c.URIs[0].Scheme != "spiffe" || c.URIs[0].Host == "" {
+	if len(c.URIs) != 1 {
 		return p, false
 	}
-	parts := strings.Split(strings.TrimPrefix(c.URIs[0].Path, "/"), "/")
+	u := c.URIs[0]
+	if u.Scheme != "spiffe" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.ContainsAny(u.EscapedPath(), "%\\") {
+		return p, false
+	}
+	parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
 	if len(parts) == 3 && parts[0] == "berth" {
 		parts = parts[1:]
 	}
 	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
 		return p, false
 	}
-	return Peer{c.URIs[0].Host, parts[0], parts[1]}, true
+	return Peer{u.Host, parts[0], parts[1]}, true
 }
 
 // Only accepts certificates of a role, and of one name if that is not empty.
