@@ -186,6 +186,12 @@ func (s *Server) judge(who subjects.Caller, verb string, env *identityv1.Envelop
 	if _, err := ids.ParseRequestID(env.GetRequestId()); err != nil {
 		return nil, fault{errkind.Invalid, err.Error()}
 	}
+	if err := s.acted(who, u); err != nil {
+		return nil, err
+	}
+	if r, err := s.about(who, u, env); r != nil || err != nil {
+		return r, err
+	}
 	switch verb {
 	case "status":
 		return s.status(u, env)

@@ -67,6 +67,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	tokens   map[string]user
+	acting   acting
 	sessions map[string]*session // by key
 	outcomes map[string]outcome
 	programs map[string]Program

@@ -97,8 +97,7 @@ func (s *Server) openLocked(who subjects.Caller, u user, name string, env *ident
 		return nil, err
 	}
 	o := &identityv1.OpenReply{Session: x.ref(), Origin: origin, Timing: x.timing, Place: x.place(),
-		Endpoint: &identityv1.Endpoint{Host: string(x.host), HostKey: string(s.hostKey.Public()),
-			Subject: strings.TrimSuffix(subjects.BoxSubject(ids.SessionKey(key), x.epoch, "open"), ".open")}}
+		Endpoint: s.endpoint(x)}
 	if o.Place.Origin = origin; origin == corev1.Origin_ORIGIN_RESTORED {
 		o.RestoredAsOf = x.restoredAsOf
 	}
@@ -257,4 +256,10 @@ func (s *Server) event(x *session, name string, e *schedulerv1.Event) {
 		msg.Header[k] = []string{v}
 	}
 	_ = s.nc.PublishMsg(msg)
+}
+
+// endpoint is where the data plane of a session listens.
+func (s *Server) endpoint(x *session) *identityv1.Endpoint {
+	return &identityv1.Endpoint{Host: string(x.host), HostKey: string(s.hostKey.Public()),
+		Subject: strings.TrimSuffix(subjects.BoxSubject(ids.SessionKey(x.key), x.epoch, "open"), ".open")}
 }
