@@ -3,9 +3,7 @@ package bus
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -105,19 +103,8 @@ func (l Login) write(path string) error {
 }
 
 func ensureKey(path string) (seed, pub string, err error) {
-	raw, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		pair, err := nkeys.CreateUser()
-		if err != nil {
-			return "", "", err
-		}
-		if raw, err = pair.Seed(); err != nil {
-			return "", "", err
-		}
-		if err := writeFile(path, raw); err != nil {
-			return "", "", err
-		}
-	} else if err != nil {
+	raw, err := ensureSeed(path, nkeys.CreateUser)
+	if err != nil {
 		return "", "", err
 	}
 	pair, err := nkeys.FromSeed(raw)

@@ -143,7 +143,9 @@ func publishes() map[string]want {
 	}
 	// data plane
 	// whoever may have a grant: operators get one by identity.operator_attach
-	holdsGrants := func(c subjects.Caller) bool { return c.Role == subjects.RoleFrontend || c.Role == subjects.RoleOperator }
+	holdsGrants := func(c subjects.Caller) bool {
+		return c.Role == subjects.RoleFrontend || c.Role == subjects.RoleOperator
+	}
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "open")] = holdsGrants
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "in")] = holdsGrants
 	w[subjects.BoxSubject(session, ids.Epoch{Incarnation: 1, Index: 2}, "peek")] = only()
