@@ -106,7 +106,9 @@ func TestExitIsUnknownWhenTheProcessIsLost(t *testing.T) {
 func TestLostOutputIsTold(t *testing.T) {
 	srv := sdktest.Start(t)
 	_, s := open(t, srv)
+	written := make(chan struct{})
 	srv.Register("late", func(ctx context.Context, p *sdktest.Proc) int {
+		defer close(written)
 		buf := make([]byte, 1)
 		p.Stdin.Read(buf)
 		p.Stderr.Write(buf)
@@ -124,7 +126,7 @@ func TestLostOutputIsTold(t *testing.T) {
 	fmt.Fprint(feed, ".")
 	<-begun
 	p.Detach()
-	time.Sleep(300 * time.Millisecond) // not to wait for something, but to let nobody read for a while
+	<-written // while nobody reads
 	var n int
 	q, err := s.Attach(t.Context(), "late", sdk.AttachOptions{Stdout: writer(func(b []byte) { n += len(b) })})
 	if err != nil {

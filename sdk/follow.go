@@ -29,11 +29,12 @@ func (p *Process) follow() error {
 		if !isLost(err) {
 			return p.giveUp(ctx, err)
 		}
-		p.st.close(&boxv1.Cancel{})
 		if lost.IsZero() || p.out+p.err > before {
 			lost = time.Now()
 		}
 		st, err := p.again(ctx, lost)
+		// Not before: while nobody is attached, a process whose ring is full loses output.
+		p.st.close(&boxv1.Cancel{})
 		if err != nil {
 			return err
 		}

@@ -118,6 +118,9 @@ func (in *input) feed(ctx context.Context, st *stream) {
 			return
 		}
 		at, piece := in.piece(sent, n)
+		if len(piece) == 0 {
+			continue
+		}
 		d := &boxv1.Data{Channel: boxv1.Channel_CHANNEL_STDIN, Offset: at, Data: piece}
 		if err := st.send(&boxv1.Frame{Body: &boxv1.Frame_Data{Data: d}}); err != nil {
 			st.lose(err)
@@ -147,12 +150,16 @@ func (in *input) wait(ctx context.Context, sent *uint64) (n int, ended, ok bool)
 	}
 }
 
-// piece copies n bytes from at on, without what was acknowledged meanwhile.
+// piece copies n bytes from at on, without what was acknowledged meanwhile: all
+// of them, it may be, and more.
 func (in *input) piece(at uint64, n int) (uint64, []byte) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if at+uint64(n) <= in.base {
+		return at, nil
+	}
 	if at < in.base {
-		skip := min(uint64(n), in.base-at)
+		skip := in.base - at
 		at, n = at+skip, n-int(skip)
 		in.taken += skip
 	}

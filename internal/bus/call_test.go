@@ -27,10 +27,11 @@ func TestCallFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deadline := make(chan time.Duration, 10)
+	type limits struct{ now, deadline time.Time }
+	given := make(chan limits, 10)
 	err = bus.Handle(svc, "wake", func(ctx context.Context, _ bus.Request, in *wrapperspb.StringValue) (*wrapperspb.StringValue, error) {
 		d, _ := ctx.Deadline()
-		deadline <- time.Until(d)
+		given <- limits{time.Now(), d}
 		if in.Value == "wait" {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -45,8 +46,10 @@ func TestCallFailures(t *testing.T) {
 	if _, err := bus.Call[*wrapperspb.StringValue](short, life, wake, wrapperspb.String("wait")); !errs.Is(err, errkind.Deadline) {
 		t.Errorf("got %v", err)
 	}
-	if d := <-deadline; d > 200*time.Millisecond || d < 50*time.Millisecond {
-		t.Errorf("the handler had %s", d)
+	// It has what was left when the call was sent, in whole milliseconds, from when it got it.
+	own, _ := short.Deadline()
+	if g := <-given; g.deadline.Sub(g.now) > 200*time.Millisecond || g.deadline.Before(own.Add(-time.Millisecond)) {
+		t.Errorf("the handler had %s, to %s after the caller's end", g.deadline.Sub(g.now), g.deadline.Sub(own))
 	}
 	badBodies(t, life, wake)
 	host := bustest.Connect(t, e, hostH1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -152,6 +153,24 @@ func TestBucket(t *testing.T) {
 	}
 }
 
+// punctual tells whether something came when it was due: less than 300 ms late, and as much as this
+// machine itself is late meanwhile at each of the four hops to a handler: the server's clock and
+// writer, the connection's reader, the worker.
+func punctual(t *testing.T) func(off time.Duration) bool {
+	var worst atomic.Int64
+	go func() {
+		const nap = 5 * time.Millisecond
+		for t.Context().Err() == nil {
+			began := time.Now()
+			time.Sleep(nap)
+			worst.Store(max(worst.Load(), int64(time.Since(began)-nap)))
+		}
+	}()
+	return func(off time.Duration) bool {
+		return off >= -50*time.Millisecond && off <= 300*time.Millisecond+4*time.Duration(worst.Load())
+	}
+}
+
 func TestTimersAreExactReArmedAndCancelled(t *testing.T) {
 	e := bustest.Start(t)
 	life := bustest.Connect(t, e, subjects.Service("lifecycle"))
@@ -173,7 +192,8 @@ func TestTimersAreExactReArmedAndCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
+	exact := punctual(t)
+	start := time.Now().Add(2 * time.Second) // by then all are armed
 	arm := func(s ids.SessionKey, kind, body string, after time.Duration) {
 		t.Helper()
 		if err := life.ArmTimer(ctx, "acme", s, kind, start.Add(after), wrapperspb.String(body)); err != nil {
@@ -191,11 +211,11 @@ func TestTimersAreExactReArmedAndCancelled(t *testing.T) {
 		select {
 		case g := <-got:
 			off := g.at.Sub(w.at)
-			if g.kind != w.kind || g.body != w.body || off < -50*time.Millisecond || off > 300*time.Millisecond {
+			if g.kind != w.kind || g.body != w.body || !exact(off) {
 				t.Errorf("got %+v, off by %s, want %+v", g, off, w)
 			}
 			t.Logf("%s: off by %s", g.kind, off)
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Fatalf("%s never came", w.kind)
 		}
 	}

@@ -133,6 +133,20 @@ func (g *Group) start(s Service) *runner {
 	return r
 }
 
+// fail tells of the first failure, if the service was never ready: who waits
+// for it would otherwise take either for the news.
+func (r *runner) fail(err error) {
+	select {
+	case <-r.ready:
+		return
+	default:
+	}
+	select {
+	case r.failed <- err:
+	default:
+	}
+}
+
 // keep runs a service again and again until ctx ends.
 func (g *Group) keep(ctx context.Context, s Service, r *runner) {
 	defer close(r.done)
@@ -155,10 +169,7 @@ func (g *Group) keep(ctx context.Context, s Service, r *runner) {
 			err = errors.New("it returned although nobody stopped it")
 		}
 		g.set(r.name, func(st *State) { st.Restarts, st.Error = st.Restarts+1, err.Error() })
-		select {
-		case r.failed <- err:
-		default:
-		}
+		r.fail(err)
 		if time.Since(began) > g.opts.MaxPause {
 			pause = g.opts.MinPause
 		}

@@ -319,8 +319,8 @@ func (s *Server) ForgetStreams() {
 // but leaves the session awake.
 func (s *Server) ForgetExecs(key string) {
 	if x := s.find(key); x != nil {
+		s.ForgetStreams() // before: a lost host tells no exit
 		x.killAll("the host was lost")
-		s.ForgetStreams()
 	}
 }
 

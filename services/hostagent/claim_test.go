@@ -120,7 +120,7 @@ func TestAClaimThatFailsStartsCold(t *testing.T) {
 			if o, err := r.client(one).mustOpen(execOp("x1", "sh", "-c", "exit 3")).drain(); err != nil || o.exit.GetCode() != 3 {
 				t.Errorf("%v %v", o, err)
 			}
-			eventually(t, 5*time.Second, "the warm one is gone", func() bool { return drv.count() == 1 && len(p.warm().GetWarm()) == 0 })
+			eventually(t, 20*time.Second, "the warm one is gone", func() bool { return drv.count() == 1 && len(p.warm().GetWarm()) == 0 })
 			if _, err := p.prepare(prepareOf(name, 5)); !errs.Is(err, errkind.Conflict) {
 				t.Errorf("its name was taken again: %v", err)
 			}
@@ -195,7 +195,7 @@ func TestAHostThatDiesAnywhereInAClaimGivesTheSessionOneSandbox(t *testing.T) {
 				t.Errorf("%d warm ones of the process before", n)
 			}
 			r.mustWake(one, nil)
-			eventually(t, 5*time.Second, "one sandbox is left", func() bool { return drv.count() == 1 })
+			eventually(t, 20*time.Second, "one sandbox is left", func() bool { return drv.count() == 1 })
 			if o, err := r.client(one).mustOpen(execOp("x1", "sh", "-c", "exit 3")).drain(); err != nil || o.exit.GetCode() != 3 {
 				t.Errorf("%v %v", o, err)
 			}

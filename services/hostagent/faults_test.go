@@ -73,7 +73,7 @@ func TestWakesWaitInLine(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, 5*time.Second, "two wakes are under way", func() bool { return len(r.run.h.wakes) == 2 })
+	eventually(t, 20*time.Second, "two wakes are under way", func() bool { return len(r.run.h.wakes) == 2 })
 	_, err := r.wake(ref("late", 5, 6), func(w *hostv1.WakeRequest) { w.Deadline = timestampIn(200 * time.Millisecond) })
 	if !errs.Is(err, errkind.Deadline) {
 		t.Errorf("a wake that had to wait too long gave %v", err)

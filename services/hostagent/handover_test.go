@@ -40,13 +40,13 @@ func TestALateRenewalIsNoLease(t *testing.T) {
 	st := r.client(two).mustOpen(execOp("x1", "sleep", "60"))
 	slow := make(chan struct{})
 	r.sched.with(func() { r.sched.slow = slow })
-	eventually(t, 5*time.Second, "the lease runs out", func() bool { return r.run.h.lease.check() != nil })
+	eventually(t, 20*time.Second, "the lease runs out", func() bool { return r.run.h.lease.check() != nil })
 	r.sched.set(ref("bob", 7, 9), corev1.State_STATE_WAKING) // placed elsewhere
 	r.sched.with(func() { r.sched.slow = nil })
 	close(slow)
 	r.run.h.askRejoin()
 	woke := ref("cat", 1, 2)
-	eventually(t, 5*time.Second, "a wake waits and goes well", func() bool { _, err := r.wake(woke, nil); return err == nil })
+	eventually(t, 20*time.Second, "a wake waits and goes well", func() bool { _, err := r.wake(woke, nil); return err == nil })
 	if drv.count() != 2 {
 		t.Errorf("%d sandboxes when the first wake began", drv.count())
 	}
@@ -90,7 +90,7 @@ func TestALeaseThatSchedulerDoesNotKnow(t *testing.T) {
 	drv.listFails = true // it cannot compare itself
 	drv.mu.Unlock()
 	r.sched.with(func() { r.sched.unknown = true })
-	eventually(t, 5*time.Second, "nothing begins", func() bool { return r.run.h.lease.check() != nil })
+	eventually(t, 20*time.Second, "nothing begins", func() bool { return r.run.h.lease.check() != nil })
 	time.Sleep(700 * time.Millisecond)
 	if r.run.h.lease.check() == nil {
 		t.Fatal("it goes on without knowing what it owns")
@@ -211,7 +211,7 @@ func TestADiskAtRestIsSaved(t *testing.T) {
 			r.client(one).exec("x1", "true")
 			drv.murder(driverID(one))
 			eventually(t, 5*time.Second, "the loss is reported", func() bool { return r.sched.reported() == 1 })
-			eventually(t, 5*time.Second, "the rest is removed", func() bool { return drv.count() == 0 })
+			eventually(t, 20*time.Second, "the rest is removed", func() bool { return drv.count() == 0 })
 			c.then(r, one)
 			now := one
 			if c.later > 0 {
@@ -264,7 +264,7 @@ func TestAStaleDiskIsDropped(t *testing.T) {
 	for _, one := range []*corev1.SessionRef{left, newest} {
 		drv.murder(driverID(one))
 	}
-	eventually(t, 5*time.Second, "both ended", func() bool { return r.sched.reported() == 2 && drv.count() == 1 })
+	eventually(t, 20*time.Second, "both ended", func() bool { return r.sched.reported() == 2 && drv.count() == 1 })
 	r.sched.disown(left)
 	r.sched.with(func() {
 		r.sched.stale = []*corev1.SessionRef{ref("ann", 5, 20), newest, ref("cat", 9, 20), ref("dan", 1, 2)}
@@ -284,7 +284,7 @@ func TestAStaleDiskIsDropped(t *testing.T) {
 		})
 		return n
 	}
-	eventually(t, 5*time.Second, "the stale one is dropped, and the one that never was is told too", func() bool { return dropped() == 2 })
+	eventually(t, 20*time.Second, "the stale one is dropped, and the one that never was is told too", func() bool { return dropped() == 2 })
 	inv, err := r.disks.List()
 	must(t, err)
 	if len(inv.Disks) != 2 {
@@ -305,17 +305,17 @@ func TestAHostSaysHowItIs(t *testing.T) {
 	r.cfg.Poll = 50 * time.Millisecond
 	r.start()
 	unhealthy := func() (why string) { r.sched.with(func() { why = r.sched.load.GetUnhealthy() }); return why }
-	eventually(t, 5*time.Second, "it is well", func() bool { return unhealthy() == "" })
+	eventually(t, 20*time.Second, "it is well", func() bool { return unhealthy() == "" })
 	drv.mu.Lock()
 	drv.listFails = true
 	drv.mu.Unlock()
-	eventually(t, 5*time.Second, "its runtime does not answer", func() bool {
+	eventually(t, 20*time.Second, "its runtime does not answer", func() bool {
 		return unhealthy() == "On this host the runtime of sandboxes does not answer."
 	})
 	drv.mu.Lock()
 	drv.listFails = false
 	drv.mu.Unlock()
-	eventually(t, 5*time.Second, "it is well again", func() bool { return unhealthy() == "" })
+	eventually(t, 20*time.Second, "it is well again", func() bool { return unhealthy() == "" })
 }
 
 func driverID(ref *corev1.SessionRef) ids.SandboxID {

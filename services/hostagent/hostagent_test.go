@@ -131,7 +131,7 @@ func TestSleepIsRefusedWhileBusy(t *testing.T) {
 	if err != nil || !act.GetBusy() {
 		t.Errorf("activity: %v %v", act, err)
 	}
-	eventually(t, 5*time.Second, "the end of the detached exec is noticed", func() bool {
+	eventually(t, 20*time.Second, "the end of the detached exec is noticed", func() bool {
 		act, err := bus.InvokeHost[*hostv1.ActivityReply](r.context(), r.lifecycle(), testHost, "activity", &hostv1.ActivityRequest{Session: one})
 		return err == nil && !act.GetBusy()
 	})

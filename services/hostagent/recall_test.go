@@ -28,7 +28,7 @@ func TestOpenTakesASleepBack(t *testing.T) {
 	before := s.now().Work
 	late := make(chan error, 1)
 	go func() { _, err := c.open(execOp("x2", "true")); late <- err }()
-	eventually(t, 5*time.Second, "the opening is admitted", func() bool { return s.now().Work > before })
+	eventually(t, 20*time.Second, "the opening is admitted", func() bool { return s.now().Work > before })
 	slept := make(chan *hostv1.SleepReply, 1)
 	go func() {
 		got, err := r.sleep(one, time.Time{}, true)
@@ -37,7 +37,7 @@ func TestOpenTakesASleepBack(t *testing.T) {
 		}
 		slept <- got
 	}()
-	eventually(t, 5*time.Second, "the sleep has begun", func() bool { return s.now().Phase == core.Sleeping })
+	eventually(t, 20*time.Second, "the sleep has begun", func() bool { return s.now().Phase == core.Sleeping })
 	woken := make(chan *hostv1.WakeReply, 1)
 	go func() {
 		got, err := r.wake(one, nil)
@@ -46,7 +46,7 @@ func TestOpenTakesASleepBack(t *testing.T) {
 		}
 		woken <- got
 	}()
-	eventually(t, 5*time.Second, "it is taken back", func() bool { return s.now().Recalled })
+	eventually(t, 20*time.Second, "it is taken back", func() bool { return s.now().Recalled })
 	sb.activate.Unlock()
 	<-late
 	if got := <-slept; !got.GetBusy() {

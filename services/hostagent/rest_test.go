@@ -79,7 +79,7 @@ func TestALateWakeMakesNoDiskOnAHostThatWasForgotten(t *testing.T) {
 	r.cfg.Sweep = 100 * time.Millisecond
 	r.start()
 	r.sched.with(func() { r.sched.stale = []*corev1.SessionRef{ref("ann", 5, 20)} })
-	eventually(t, 5*time.Second, "it says that it has nothing", func() (told bool) {
+	eventually(t, 20*time.Second, "it says that it has nothing", func() (told bool) {
 		r.sched.with(func() { told = len(r.sched.reports) > 0 && r.sched.reports[0].GetWhat() == "dropped" })
 		return told
 	})

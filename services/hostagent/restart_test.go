@@ -44,7 +44,7 @@ func TestComputeRemovedFromOutsideIsNoticed(t *testing.T) {
 		if _, err := s.drain(); kindIn(err) != "unavailable" {
 			t.Errorf("the exec's stream ended with %v; an exit must not be invented", err)
 		}
-		eventually(t, 5*time.Second, "the rest is removed", func() bool { return drv.count() == 0 })
+		eventually(t, 20*time.Second, "the rest is removed", func() bool { return drv.count() == 0 })
 		two := ref("ann", 5, 9)
 		if reply := r.mustWake(two, resume(r, one)); reply.GetOrigin() != corev1.Origin_ORIGIN_RESUMED {
 			t.Errorf("origin %s", reply.GetOrigin())
@@ -66,7 +66,7 @@ func TestStartingSandboxCannotBeDestroyed(t *testing.T) {
 		woke <- err
 	}()
 	s := r.run.h.session(key("ann"))
-	eventually(t, 5*time.Second, "the wake is under way", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.op != nil })
+	eventually(t, 20*time.Second, "the wake is under way", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.op != nil })
 	if err := r.delete(one); err != nil {
 		t.Fatalf("delete while waking: %v", err)
 	}
@@ -92,7 +92,7 @@ func TestNewerEpochSupersedesAWake(t *testing.T) {
 		woke <- err
 	}()
 	s := r.run.h.session(key("ann"))
-	eventually(t, 5*time.Second, "the wake is under way", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.op != nil })
+	eventually(t, 20*time.Second, "the wake is under way", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.op != nil })
 	drv.mu.Lock()
 	drv.slow = nil
 	drv.mu.Unlock()
@@ -156,7 +156,7 @@ func TestRestartReportsWhatIsGone(t *testing.T) {
 	r.sched.set(ref("cat", 9, 9), corev1.State_STATE_ACTIVE) // nothing of it is here
 	r.start()
 	eventually(t, 5*time.Second, "both are reported", func() bool { return r.sched.reported() == 2 })
-	eventually(t, 5*time.Second, "what is not owned is removed", func() bool { return drv.count() == 0 })
+	eventually(t, 20*time.Second, "what is not owned is removed", func() bool { return drv.count() == 0 })
 	inv, _ := r.disks.List()
 	if len(inv.Disks) != 2 {
 		t.Errorf("%d disks are left, a sweep must keep both", len(inv.Disks))
@@ -198,13 +198,13 @@ func TestSweepNeedsACompleteAnswer(t *testing.T) {
 	}
 	// Another session is owned: the answer is positive, and this one is not in it.
 	r.sched.set(ref("bob", 7, 8), corev1.State_STATE_ASLEEP)
-	eventually(t, 5*time.Second, "what is not owned is removed", func() bool { return drv.count() == 0 })
-	eventually(t, 5*time.Second, "its disk is kept, detached", func() bool {
+	eventually(t, 20*time.Second, "what is not owned is removed", func() bool { return drv.count() == 0 })
+	eventually(t, 20*time.Second, "its disk is kept, detached", func() bool {
 		inv, _ := r.disks.List()
 		return len(inv.Disks) == 1 && !inv.Disks[0].Mounted
 	})
 	r.sched.with(func() { r.sched.erased = append(r.sched.erased, one) })
-	eventually(t, 5*time.Second, "an erased disk is removed", func() bool {
+	eventually(t, 20*time.Second, "an erased disk is removed", func() bool {
 		inv, _ := r.disks.List()
 		return len(inv.Disks) == 0
 	})
@@ -257,7 +257,7 @@ func TestLapsedLeaseFences(t *testing.T) {
 	r.mustWake(one, nil)
 	c := r.client(one)
 	r.sched.with(func() { r.sched.mute = true })
-	eventually(t, 3*time.Second, "openings are refused", func() bool {
+	eventually(t, 20*time.Second, "openings are refused", func() bool {
 		_, err := c.open(execOp("x1", "true"))
 		return kindIn(err) == "unavailable"
 	})
@@ -269,7 +269,7 @@ func TestLapsedLeaseFences(t *testing.T) {
 	}
 	r.sched.set(one, corev1.State_STATE_SLEEPING)
 	r.sched.with(func() { r.sched.mute = false })
-	eventually(t, 3*time.Second, "the sleep goes on", func() bool {
+	eventually(t, 20*time.Second, "the sleep goes on", func() bool {
 		_, err := r.sleep(one, time.Time{}, true)
 		return err == nil
 	})
@@ -292,7 +292,7 @@ func TestGuestChannelLostIsAttachedAgain(t *testing.T) {
 		t.Errorf("the stream ended with %v", err)
 	}
 	var st *cstream
-	eventually(t, 5*time.Second, "the exec can be attached again", func() bool {
+	eventually(t, 20*time.Second, "the exec can be attached again", func() bool {
 		var err error
 		st, err = c.open(attachOp("x1", 0))
 		return err == nil

@@ -208,7 +208,7 @@ func killedFromOutside(t *testing.T, r *rig, two *corev1.SessionRef, tier corev1
 // clearHost takes away what a failed test left running.
 func clearHost(t *testing.T, r *rig) {
 	r.halt()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // it starts a containerd and maybe a machine
 	defer cancel()
 	d, _, err := openDrivers(ctx, r.cfg, r.cfg.sandboxes(testLog()), nil)
 	if err != nil {

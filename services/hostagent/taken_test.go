@@ -33,7 +33,7 @@ func TestAWarmSandboxOfBeforeIsNotPutBack(t *testing.T) {
 			if going := k.putBack(w); going == nil {
 				t.Error("it waits again")
 			}
-			eventually(t, 5*time.Second, "it is gone", func() bool {
+			eventually(t, 20*time.Second, "it is gone", func() bool {
 				k.mu.Lock()
 				defer k.mu.Unlock()
 				return k.shelf.Is(name) == shelf.State("") && drv.count() == 0

@@ -62,7 +62,7 @@ func TestAWakeThatWasNotWrittenDownAndIsGoneIsReported(t *testing.T) {
 	r.halt()
 	must(t, drv.kill(driver.ID(rec.Session, rec.Generation, rec.Epoch)))
 	r.start()
-	eventually(t, 5*time.Second, "it is reported once, and nothing is left", func() bool {
+	eventually(t, 20*time.Second, "it is reported once, and nothing is left", func() bool {
 		inv, _ := r.disks.List()
 		return r.sched.reported() == 1 && drv.count() == 0 && len(inv.Disks) == 1 && !inv.Disks[0].Mounted
 	})

@@ -122,7 +122,7 @@ func TestAWarmSandboxThatEndedIsNotGivenOut(t *testing.T) {
 		p := newPool(r)
 		name := p.must(1)[0]
 		drv.murder(name)
-		eventually(t, 5*time.Second, "it is removed", func() bool { return drv.count() == 0 && len(p.warm().GetWarm()) == 0 })
+		eventually(t, 20*time.Second, "it is removed", func() bool { return drv.count() == 0 && len(p.warm().GetWarm()) == 0 })
 		if reply := r.mustWake(ref("ann", 5, 6), nil); reply.GetWarm() != "" || reply.GetColdReason() == "" {
 			t.Errorf("%v", reply)
 		}
@@ -210,7 +210,7 @@ func TestBadPrepares(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	eventually(t, 5*time.Second, "nothing is left", func() bool { return drv.count() == 0 && len(r.run.h.keeper.names()) == 0 })
+	eventually(t, 20*time.Second, "nothing is left", func() bool { return drv.count() == 0 && len(r.run.h.keeper.names()) == 0 })
 	if n := len(p.warm().GetUses()); n > 1 { // that of the cap of zero
 		t.Errorf("%d kinds are remembered", n)
 	}
@@ -258,7 +258,7 @@ func TestWarmSandboxesLeaveMemoryToSessions(t *testing.T) {
 	if reply.GetWarm() != "" || reply.GetColdReason() != share {
 		t.Errorf("%v", reply)
 	}
-	eventually(t, 5*time.Second, "one makes room", func() bool { return len(drv.warm()) == 2 })
+	eventually(t, 20*time.Second, "one makes room", func() bool { return len(drv.warm()) == 2 })
 	if reply := r.mustWake(ref("bob", 5, 6), nil); reply.GetWarm() == "" || drv.count() != 4 {
 		t.Errorf("a claim needs no room: %v, %d sandboxes", reply, drv.count())
 	}
@@ -273,7 +273,7 @@ func TestWhatWaitsIsRetiredWithItsHost(t *testing.T) {
 		p.must(2)
 		_, err := bus.InvokeHost[*hostv1.SleepReply](r.context(), r.ask, testHost, "sleep", &hostv1.SleepRequest{Session: one, Force: true, Reason: drainReason, Parent: r.sched.head(one)})
 		must(t, err)
-		eventually(t, 5*time.Second, "they are gone", func() bool { return drv.count() == 0 })
+		eventually(t, 20*time.Second, "they are gone", func() bool { return drv.count() == 0 })
 		if _, err := p.prepare(prepareOf(ids.NewWarmID(), 5)); !errs.Is(err, errkind.Unavailable) {
 			t.Errorf("a prepare on a draining host: %v", err)
 		}
@@ -312,7 +312,7 @@ func TestWhatWaitsIsRetiredWithItsHost(t *testing.T) {
 		drv.set(func() { drv.stall = make(chan struct{}) })
 		done := make(chan error, 1)
 		go func() { _, err := p.prepare(prepareOf(ids.NewWarmID(), 5)); done <- err }()
-		eventually(t, 5*time.Second, "it is begun", func() bool { return len(r.run.h.keeper.names()) == 1 })
+		eventually(t, 20*time.Second, "it is begun", func() bool { return len(r.run.h.keeper.names()) == 1 })
 		began := time.Now()
 		r.halt()
 		if took := time.Since(began); took > stopTime/2 {
@@ -334,7 +334,7 @@ func TestARetireEndsAPreparing(t *testing.T) {
 	name := ids.NewWarmID()
 	done := make(chan error, 1)
 	go func() { _, err := p.prepare(prepareOf(name, 5)); done <- err }()
-	eventually(t, 5*time.Second, "it is begun", func() bool { return r.run.h.keeper.has(name) })
+	eventually(t, 20*time.Second, "it is begun", func() bool { return r.run.h.keeper.has(name) })
 	if out, err := p.retire(1, name); err != nil || len(out.GetGone()) != 1 || r.run.h.keeper.has(name) {
 		t.Errorf("%v %v", out, err)
 	}
@@ -361,7 +361,7 @@ func TestSchedulerHearsOfWarmSandboxesAtOnce(t *testing.T) {
 		t.Error("a kind without a pool is told of")
 	}
 	p.must(1)
-	eventually(t, 5*time.Second, "the first is told of", func() bool { n, _ := told(); return n == 1 })
+	eventually(t, 20*time.Second, "the first is told of", func() bool { n, _ := told(); return n == 1 })
 	r.mustWake(ref("ann", 5, 6), nil)
-	eventually(t, 5*time.Second, "that none is left", func() bool { n, ok := told(); return ok && n == 0 })
+	eventually(t, 20*time.Second, "that none is left", func() bool { n, ok := told(); return ok && n == 0 })
 }

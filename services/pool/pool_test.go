@@ -399,7 +399,7 @@ func TestTheSeatIsTakenAfterALeaseOfSilence(t *testing.T) {
 	must(t, err)
 	a := &flakyKV{kv: bucket}
 	seat := func(kv kv, name string) *election {
-		return &election{kv: kv, instance: name, lease: 500 * time.Millisecond, every: 50 * time.Millisecond, log: bustest.Log(t)}
+		return &election{kv: kv, instance: name, lease: 2 * time.Second, every: 50 * time.Millisecond, log: bustest.Log(t)}
 	}
 	first := seat(a, "a")
 	ta := first.take(t.Context())
@@ -417,7 +417,7 @@ func TestTheSeatIsTakenAfterALeaseOfSilence(t *testing.T) {
 		t.Fatal("the seat of one that renews was taken")
 	case <-lost:
 		t.Fatal("a lost answer ended the leadership")
-	case <-time.After(time.Second):
+	case <-time.After(2 * first.lease):
 	}
 	if !ta.holds(first.lease) {
 		t.Error("it does not hold what it renewed")

@@ -95,6 +95,7 @@ type Config struct {
 	// Fatal must end the process; the default logs and exits with 70.
 	Fatal func(error) `json:"-" yaml:"-"`
 
+	pool   poolTimes
 	onLead func(*leader) // of tests
 }
 
@@ -120,6 +121,7 @@ func NewConfig(dir string) Config {
 		ExpireNotice:    72 * time.Hour,
 		ExpirePerHour:   100,
 		TrimAfter:       2 * bus.SyncInterval,
+		pool:            newPoolTimes(),
 	}
 }
 

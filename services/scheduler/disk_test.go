@@ -242,12 +242,12 @@ func TestStoreAwayBeforeASleep(t *testing.T) {
 // once that host, too, has nothing left of it.
 func TestSavedSessionWakesElsewhere(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = 2*time.Second, 0 })
-	h := newFakeHost(t, w, "b1")
-	h.join(t)
+	h := w.withHost(t, testHost, 0)
 	must[wakeReply](t)(w.open(1, "r1"))
 	must[sleepReply](t)(w.close(1, "r2"))
 	must[wakeReply](t)(w.open(2, "r1"))
 	h2 := w.secondHost(t)
+	h.lease()
 	if rec := w.become(2, corev1.State_STATE_ASLEEP); !rec.GetUnsaved() { // h1 is lost
 		t.Errorf("record of a session that was awake: %v", rec)
 	}
@@ -264,6 +264,7 @@ func TestSavedSessionWakesElsewhere(t *testing.T) {
 	must[deleteReplyT](t)(w.delete(1, "d1"))
 	w.events(1, "admitted placed active asleep admitted placed active deleted")
 	j := h.join(t)
+	h.keepLease(t)
 	if len(j.GetErased()) != 1 || j.GetErased()[0].GetSession() != testKey(1).String() {
 		t.Errorf("h1 is told to erase %v", j.GetErased())
 	}

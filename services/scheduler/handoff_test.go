@@ -406,6 +406,7 @@ func TestWhatAHostSaysOfItself(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := w.open(2, "r1"); done <- err }()
 	w.awaitSession(2)
+	w.until("it waits", func() bool { return w.show(2).GetWaiting() != "" })
 	if r := w.show(2); r.GetState() != corev1.State_STATE_NEW || !strings.Contains(r.GetWaiting(), "containerd does not answer") {
 		t.Errorf("record: %v", r)
 	}

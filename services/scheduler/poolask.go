@@ -18,7 +18,7 @@ func (p *pools) ask(ctx context.Context, req *poolv1.ReserveRequest, until time.
 	answer, gone := make(chan *poolv1.ReserveReply), make(chan struct{})
 	defer close(gone)
 	go p.call(ctx, req, answer, gone)
-	since, wait := time.Now(), poolSoon/2
+	since, wait := time.Now(), p.times.soon/2
 	for look := 0; ; look++ {
 		select {
 		case r := <-answer:
@@ -34,7 +34,7 @@ func (p *pools) ask(ctx context.Context, req *poolv1.ReserveRequest, until time.
 			p.restAWhile()
 			return nil
 		case look > 0: // it goes on for as long as the pool does
-			since, wait = time.Now(), poolLook
+			since, wait = time.Now(), p.times.look
 		}
 		if !p.answers(since) {
 			p.probe()
@@ -44,7 +44,7 @@ func (p *pools) ask(ctx context.Context, req *poolv1.ReserveRequest, until time.
 
 // call asks the pool. A reservation that nobody waits for any more is given back.
 func (p *pools) call(ctx context.Context, req *poolv1.ReserveRequest, answer chan<- *poolv1.ReserveReply, gone <-chan struct{}) {
-	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), poolMost)
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.times.most)
 	defer cancel()
 	defer context.AfterFunc(p.l.ctx, cancel)()
 	r, err := bus.Invoke[*poolv1.ReserveReply](cctx, p.l.conn, "pool", "reserve", req)
@@ -68,7 +68,7 @@ func (p *pools) probe() {
 	}
 	p.probing = true
 	go func() {
-		ctx, cancel := context.WithTimeout(p.l.ctx, poolLook)
+		ctx, cancel := context.WithTimeout(p.l.ctx, p.times.look)
 		defer cancel()
 		_, err := bus.Invoke[*poolv1.ReserveReply](ctx, p.l.conn, "pool", "reserve", &poolv1.ReserveRequest{})
 		p.hear(err)

@@ -16,12 +16,6 @@ import (
 )
 
 const (
-	// poolSoon is how long a placement waits for a pool of which nothing is heard.
-	poolSoon = 20 * time.Millisecond
-	// poolMost is how long it waits for a pool that has one made for it.
-	poolMost = 2 * time.Second
-	// poolLook is how often such a wait makes sure that the pool still answers.
-	poolLook = 100 * time.Millisecond
 	// poolRest is how long a pool that did not answer, or has none of a
 	// template, is not asked again.
 	poolRest = time.Second
@@ -31,12 +25,27 @@ const (
 	settleTime    = 5 * time.Second
 )
 
+// poolTimes is how patient a placement is with the pool.
+type poolTimes struct {
+	// soon is how long it waits for a pool of which nothing is heard.
+	soon time.Duration
+	// most is how long it waits for a pool that has one made for it.
+	most time.Duration
+	// look is how often such a wait makes sure that the pool still answers.
+	look time.Duration
+}
+
+func newPoolTimes() poolTimes {
+	return poolTimes{soon: 20 * time.Millisecond, most: 2 * time.Second, look: 100 * time.Millisecond}
+}
+
 // pools asks the service pool for warm sandboxes before sessions are placed,
 // and tells it what became of them. All of it is advice: without an answer in
 // time a session is placed as if there were no pool, and a reservation that is
 // lost on the way ends by itself.
 type pools struct {
 	l       *leader
+	times   poolTimes
 	attempt atomic.Uint64
 	settles chan *poolv1.SettleRequest
 
@@ -48,7 +57,7 @@ type pools struct {
 }
 
 func newPools(l *leader) *pools {
-	p := &pools{l: l, settles: make(chan *poolv1.SettleRequest, settleWait), none: map[string]time.Time{}}
+	p := &pools{l: l, times: l.cfg.pool, settles: make(chan *poolv1.SettleRequest, settleWait), none: map[string]time.Time{}}
 	p.attempt.Store(uint64(time.Now().UnixNano())) // of no other leader
 	return p
 }
@@ -150,9 +159,9 @@ func (p *pools) placeable(w wanted, c []core.Candidate) (yes bool) {
 
 // most is how long a placement may wait for a warm sandbox.
 func (p *pools) most(w wanted) time.Duration {
-	most := poolMost
+	most := p.times.most
 	if w.brief {
-		most = poolSoon
+		most = p.times.soon
 	}
 	if w.deadline == 0 {
 		return most

@@ -18,6 +18,7 @@ import (
 	poolv1 "github.com/berth-dev/berth/schemas/gen/berth/pool/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // fakePool is a pool in memory on the real subjects.
@@ -27,11 +28,17 @@ type fakePool struct {
 	settled chan *poolv1.SettleRequest
 	// answer is its word on one request; without one it reserves on the first host.
 	answer func(*poolv1.ReserveRequest) (*poolv1.ReserveReply, error)
-	mute   bool // it answers nobody
+	mute   bool          // it answers nobody
+	probed chan struct{} // a look whether it still answers
+}
+
+// patient has a placement wait for the pool's answer for as long as a busy machine may take.
+func patient(c *Config) {
+	c.pool = poolTimes{soon: 10 * time.Second, most: 10 * time.Second, look: 10 * time.Second}
 }
 
 func newFakePool(t testing.TB, w *world) *fakePool {
-	p := &fakePool{settled: make(chan *poolv1.SettleRequest, 64)}
+	p := &fakePool{settled: make(chan *poolv1.SettleRequest, 64), probed: make(chan struct{}, 64)}
 	svc, err := bustest.Connect(t, w.bus, subjects.Service("pool")).Serve(bustest.Context(t), bus.ServiceConfig{Name: "pool"})
 	if err != nil {
 		t.Fatal(err)
@@ -57,6 +64,7 @@ func (p *fakePool) reserve(ctx context.Context, _ bus.Request, r *poolv1.Reserve
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case r.GetSession() == "":
+		p.probed <- struct{}{}
 		return nil, errs.E("fake reserve", errkind.Invalid, "", "it names no session")
 	case answer != nil:
 		return answer(r)
@@ -108,7 +116,7 @@ func (w *world) pooled(t testing.TB, ids ...subjects.Caller) (out []*fakeHost) {
 // TestReservationReachesTheHost: the host that the pool names gets the session,
 // with the reservation, and the pool is told what was claimed.
 func TestReservationReachesTheHost(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	hosts := w.pooled(t, subjects.Host(testHost), subjects.Host("h2"))
 	p.answer = func(r *poolv1.ReserveRequest) (*poolv1.ReserveReply, error) {
@@ -143,7 +151,7 @@ func TestReservationReachesTheHost(t *testing.T) {
 // TestWarmNeverMovesADisk: a session whose disk is on a host asks for a warm
 // sandbox there alone.
 func TestWarmNeverMovesADisk(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	w.pooled(t, subjects.Host(testHost), subjects.Host("h2"))
 	rep := must[*schedulerv1.WakeReply](t)(w.open(1, "r1"))
@@ -167,6 +175,8 @@ func TestMutePoolDelaysNobody(t *testing.T) {
 	if h.asked.GetReservation() != "" || h.asked.GetCold() {
 		t.Errorf("the host was asked %v", h.asked)
 	}
+	// The open may be over before the pool has its request.
+	w.until("the pool was asked", func() bool { return len(p.requests()) > 0 })
 	l.pools.mu.Lock()
 	rest := l.pools.rest
 	l.pools.mu.Unlock()
@@ -187,14 +197,22 @@ func TestNoPoolServesAtAll(t *testing.T) {
 // TestPoolThatWaitsIsWaitedFor: a pool that has a sandbox made, and says that
 // it is there meanwhile, is given its time.
 func TestPoolThatWaitsIsWaitedFor(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, func(c *Config) { c.pool = poolTimes{soon: 2 * time.Second, most: time.Minute, look: time.Second} })
 	p := newFakePool(t, w)
 	h := w.pooled(t, subjects.Host(testHost))[0]
 	p.answer = func(r *poolv1.ReserveRequest) (*poolv1.ReserveReply, error) {
-		time.Sleep(300 * time.Millisecond) // what is tested is that this is waited for
+		for range 2 { // what is tested is that this is waited for
+			select {
+			case <-p.probed:
+			case <-time.After(10 * time.Second):
+				t.Error("nobody makes sure that the pool still answers")
+			}
+		}
 		return &poolv1.ReserveReply{Verdict: poolv1.Verdict_VERDICT_RESERVED, Reservation: "p1", Host: r.GetHosts()[0]}, nil
 	}
-	must[*schedulerv1.WakeReply](t)(w.open(1, "r1"))
+	a := admission(1, "r1")
+	a.Deadline = timestamppb.New(time.Now().Add(time.Minute)) // a quarter of it is for the pool
+	must[*schedulerv1.WakeReply](t)(w.openWith(a))
 	if h.asked.GetReservation() != "p1" {
 		t.Errorf("the host was asked %v", h.asked)
 	}
@@ -202,7 +220,7 @@ func TestPoolThatWaitsIsWaitedFor(t *testing.T) {
 
 // TestOverShareStartsCold, and why is told to who asks.
 func TestOverShareStartsCold(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	h := w.pooled(t, subjects.Host(testHost))[0]
 	h.coldReason = "its tenant has had its share"
@@ -228,7 +246,7 @@ func TestOverShareStartsCold(t *testing.T) {
 // TestNoRoomAsksNoPool: a session for which there is no room keeps no warm
 // sandbox from others.
 func TestNoRoomAsksNoPool(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	w.pooled(t, subjects.Host(testHost))
 	a := admission(1, "r1")
@@ -245,7 +263,7 @@ func TestNoRoomAsksNoPool(t *testing.T) {
 // TestUnusedReservationIsGivenBack: of two opens of one session at once, one
 // is placed; the other's reservation is free at once.
 func TestUnusedReservationIsGivenBack(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	w.pooled(t, subjects.Host(testHost))
 	var begun atomic.Bool
@@ -277,7 +295,7 @@ func TestUnusedReservationIsGivenBack(t *testing.T) {
 // TestEveryAttemptHasItsReservation: a wake that failed is placed anew under a
 // reservation of its own, and the pool is told of both.
 func TestEveryAttemptHasItsReservation(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	p := newFakePool(t, w)
 	h := w.pooled(t, subjects.Host(testHost))[0]
 	h.failing("wake", errs.E("fake wake", errkind.Internal, "", "the runtime broke"))
@@ -307,7 +325,7 @@ func TestEveryAttemptHasItsReservation(t *testing.T) {
 // TestReservationOutlivesTheLeader: the next leader has the host claim what the
 // placement was committed with.
 func TestReservationOutlivesTheLeader(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, patient)
 	newFakePool(t, w)
 	h := w.pooled(t, subjects.Host(testHost))[0]
 	taken := h.swallow(t, "wake")

@@ -154,7 +154,8 @@ func TestMaxAwakeOfAPlan(t *testing.T) {
 	b.Terms.MaxAwake = 1
 	go func() { _, err := w.openWith(b); done <- err }()
 	w.awaitSession(1)
-	if rec := w.show(1); rec.GetState() != corev1.State_STATE_NEW || rec.GetWaiting() == "" {
+	w.until("it waits", func() bool { return w.show(1).GetWaiting() != "" })
+	if rec := w.show(1); rec.GetState() != corev1.State_STATE_NEW {
 		t.Errorf("record: %v", rec)
 	}
 	must[sleepReply](t)(w.close(0, "c1"))

@@ -363,10 +363,10 @@ func TestHostRestartFindsItsSessions(t *testing.T) {
 
 func TestHostLostAndBack(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = time.Second, 0 })
-	h := newFakeHost(t, w, "b1")
-	h.join(t)
+	h := w.withHost(t, testHost, 0)
 	must[wakeReply](t)(w.open(1, "r1"))
-	w.become(1, corev1.State_STATE_ASLEEP) // nobody renews
+	h.lease() // nobody renews
+	w.become(1, corev1.State_STATE_ASLEEP)
 	if _, err := bus.Invoke[*schedulerv1.LeaseReply](bustest.Context(t), h.conn, "scheduler", "lease",
 		&schedulerv1.LeaseRequest{Host: "h1", Boot: "b1"}); !errs.Is(err, errkind.StaleEpoch) {
 		t.Errorf("lease of a lost host: %v", err)
@@ -375,6 +375,7 @@ func TestHostLostAndBack(t *testing.T) {
 	got := make(chan error, 1)
 	go func() { _, err := w.openWith(a); got <- err }()
 	j := h.join(t)
+	h.keepLease(t)
 	if len(j.GetOwned()) != 1 || j.GetOwned()[0].GetLastActiveEpoch() == nil {
 		t.Errorf("owned: %v", j)
 	}
@@ -385,13 +386,14 @@ func TestHostLostAndBack(t *testing.T) {
 
 func TestDeleteWhileHostIsAway(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = time.Second, 0 })
-	h := newFakeHost(t, w, "b1")
-	h.join(t)
+	h := w.withHost(t, testHost, 0)
 	must[wakeReply](t)(w.open(1, "r1"))
+	h.lease()
 	w.become(1, corev1.State_STATE_ASLEEP)
 	must[deleteReplyT](t)(w.delete(1, "r2"))
 	open := h.block("delete") // it may be asked before it has the answer to its join
 	j := h.join(t)
+	h.keepLease(t)
 	if len(j.GetErased()) != 1 || len(j.GetOwned()) != 0 {
 		t.Errorf("join: %v", j)
 	}

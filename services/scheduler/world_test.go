@@ -64,6 +64,7 @@ func newWorld(t testing.TB, change func(*Config)) *world {
 	}
 	w.cfg = NewConfig(w.dir)
 	w.cfg.Log = bustest.Log(t)
+	w.cfg.Lease = time.Minute // most hosts here join and renew nothing, and a busy machine is slow
 	w.cfg.RetryMin, w.cfg.RetryMax = 20*time.Millisecond, 200*time.Millisecond
 	w.cfg.TrimAfter = 100 * time.Millisecond
 	w.cfg.Fatal = func(err error) { t.Errorf("fatal: %v", err) }

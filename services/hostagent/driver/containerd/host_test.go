@@ -11,10 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/berth-dev/berth/internal/errs"
-	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
@@ -208,15 +205,8 @@ func isChild(cmdline string) bool {
 	return bytes.Contains(b, fmt.Appendf(nil, "\nPPid:\t%d\n", os.Getpid()))
 }
 
-// deleteDisk waits for a process elsewhere on this machine that copied the table of mounts a moment ago,
-// as every one with a mount namespace of its own does: its copy keeps the disk busy.
 func (h *host) deleteDisk(k disk.Key) error {
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		err := h.disks.Delete(context.Background(), k)
-		if err == nil || !errs.Is(err, errkind.Busy) || time.Now().After(end) {
-			return err
-		}
-	}
+	return drivertest.WhileBusy(func() error { return h.disks.Delete(context.Background(), k) })
 }
 
 // Release implements drivertest.Releaser.

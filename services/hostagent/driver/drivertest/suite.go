@@ -304,6 +304,18 @@ func (s *suite) nothing(t *testing.T, d driver.Driver, before []string) {
 	}
 }
 
+// WhileBusy repeats for twenty seconds what takes a disk off and finds it busy: a process elsewhere on
+// this machine that copied the table of mounts a moment ago, as every one with a mount namespace of its
+// own does, has a copy of the disk's.
+func WhileBusy(takeOff func() error) error {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		err := takeOff()
+		if err == nil || !errs.Is(err, errkind.Busy) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 // eventually asks again and again, for five seconds, what becomes true without a sign.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()

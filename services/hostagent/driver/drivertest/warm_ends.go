@@ -333,7 +333,7 @@ func (s *suite) claimedDetaches(t *testing.T) {
 	}
 	k.must(t, "write", "/etc/mine", "kept")
 	s.stop(t, d, sb)
-	if err := h.Detach(t, spec); err != nil {
+	if err := WhileBusy(func() error { return h.Detach(t, spec) }); err != nil {
 		t.Errorf("right after the stop its disk cannot be taken off: %v", err)
 	}
 }

@@ -42,7 +42,7 @@ func TestFaultACompilationHoldsNoDisk(t *testing.T) {
 			t.Fatalf("the compiler has %d mounts", n)
 		}
 	}
-	asleep()
+	asleep(func() bool { return compilerMounts() > 0 })
 	if compilerMounts() == 0 {
 		t.Error("the compiler ended before the disk was free: this shows nothing")
 	}
@@ -56,12 +56,13 @@ func TestFaultASandboxHoldsNoDisk(t *testing.T) {
 	h := newHost(t, false)
 	d := openDriver(t, h)
 	asleep := aDisk(t)
-	h.open(t, d, 1)
-	asleep()
+	b := h.open(t, d, 1)
+	asleep(func() bool { return unix.Kill(b.sb.PID, 0) == nil })
 }
 
-// aDisk mounts a disk; the returned function unmounts it and fails unless it is free then.
-func aDisk(t *testing.T) (sleep func()) {
+// aDisk mounts a disk; the returned function unmounts it and fails unless it is free while lives says
+// that what could hold it is there.
+func aDisk(t *testing.T) (sleep func(lives func() bool)) {
 	t.Helper()
 	image, point := filepath.Join(t.TempDir(), "disk.img"), t.TempDir()
 	for _, c := range [][]string{{"truncate", "-s", "16M", image}, {"mkfs.ext4", "-q", "-b", "4096", image}} {
@@ -78,18 +79,27 @@ func aDisk(t *testing.T) (sleep func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sleep = sync.OnceFunc(func() {
-		t.Helper()
+	unmount := sync.OnceFunc(func() {
 		if err := unix.Unmount(point, 0); err != nil {
 			t.Error(err)
 		}
-		// Less than a compilation takes; other processes that just start hold it for milliseconds.
-		if err := loopdev.WaitFree(image, 2*time.Second); err != nil {
-			t.Error(err)
-		}
 	})
-	t.Cleanup(sleep)
-	return sleep
+	t.Cleanup(unmount)
+	return func(lives func() bool) {
+		t.Helper()
+		unmount()
+		// Other processes that just start hold it too, for longer on a busy machine.
+		for end := time.Now().Add(30 * time.Second); ; {
+			err := loopdev.WaitFree(image, 50*time.Millisecond)
+			if err == nil {
+				return
+			}
+			if !lives() || time.Now().After(end) {
+				t.Error(err)
+				return
+			}
+		}
+	}
 }
 
 // compilerMounts counts the mounts of a compiler that this process started; 0: there is none.

@@ -120,7 +120,7 @@ func newHost(t testing.TB, js bool) *host {
 
 func (h *host) close(t testing.TB) {
 	for k := range h.keys {
-		if err := h.disks.Delete(context.Background(), k); err != nil {
+		if err := h.deleteDisk(k); err != nil {
 			t.Errorf("delete disk: %v", err)
 		}
 	}
@@ -192,13 +192,17 @@ func (h *host) Spec(t testing.TB, session int, epoch uint64) driver.Spec {
 	}
 }
 
+func (h *host) deleteDisk(k disk.Key) error {
+	return drivertest.WhileBusy(func() error { return h.disks.Delete(context.Background(), k) })
+}
+
 // Release implements drivertest.Releaser.
 func (h *host) Release(t testing.TB) {
 	t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for k := range h.keys {
-		if err := h.disks.Delete(context.Background(), k); err != nil {
+		if err := h.deleteDisk(k); err != nil {
 			t.Errorf("delete disk: %v", err)
 		}
 		delete(h.keys, k)

@@ -251,7 +251,7 @@ func TestHitsOfThePIDsLimitAreCounted(t *testing.T) {
 		}
 	}
 	_, _ = in.Write([]byte("\n"))
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		s, err := tree.Stats(name)
 		if err == nil && s.PIDsHits > 0 {
 			break

@@ -114,7 +114,7 @@ func (p *place) dismiss() {
 	defer lease.Close()
 	lease.Dismiss()
 	held := true
-	for end := time.Now().Add(5 * time.Second); held && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); held && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		held, err = watchdog.Held(p.dir)
 	}
 	if held || err != nil {
@@ -122,18 +122,20 @@ func (p *place) dismiss() {
 	}
 }
 
-// runs reports whether the process in the sandbox gets on.
+// runs reports whether the process in the sandbox gets on. One that is silent does not stand still by
+// that alone, for a busy machine may not have come to it: it is frozen, too, or gone.
 func (p *place) runs() bool {
-	size := func() int64 {
-		st, err := os.Stat(p.beats)
-		if err != nil {
-			return 0
+	for end := time.Now().Add(10 * time.Second); ; {
+		still := p.tree.Frozen(p.path+"/box") || !p.tree.Populated(p.path)
+		before := p.size()
+		time.Sleep(200 * time.Millisecond)
+		if p.size() > before {
+			return true
 		}
-		return st.Size()
+		if still || time.Now().After(end) {
+			return false
+		}
 	}
-	before := size()
-	time.Sleep(200 * time.Millisecond)
-	return size() > before
 }
 
 // becomes waits until the sandbox runs or stands still, and returns since when it stands still, or
@@ -185,7 +187,7 @@ func (p *place) hostagent() *exec.Cmd {
 func (p *place) watchdog() int {
 	p.t.Helper()
 	// An empty file: a successor has the lock and is about to write its name.
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		raw, err := os.ReadFile(watchdog.Lock(p.dir))
 		if err != nil {
 			p.t.Fatal(err)
@@ -236,7 +238,7 @@ func TestFrozenBeforeTheLeaseEnds(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(5 * time.Second); p.watchdog() == pid && time.Now().Before(end); {
+			for end := time.Now().Add(20 * time.Second); p.watchdog() == pid && time.Now().Before(end); {
 				time.Sleep(10 * time.Millisecond)
 			}
 			if p.watchdog() == pid {

@@ -72,7 +72,7 @@ func TestStoppedBeforeTheSessionIsGivenAway(t *testing.T) {
 			}
 			defer lease.Close()
 			// When the cgroup is seen empty the watchdog may yet have to say so.
-			for end := time.Now().Add(5 * time.Second); lease.Stopped() < last && time.Now().Before(end); {
+			for end := time.Now().Add(20 * time.Second); lease.Stopped() < last && time.Now().Before(end); {
 				time.Sleep(time.Millisecond)
 			}
 			if lease.Stopped() < last {

@@ -63,7 +63,7 @@ func frozenDisk(t *testing.T, marks string) *os.File {
 	root, err := os.Open(point)
 	t.Cleanup(func() {
 		_ = unix.IoctlSetInt(int(root.Fd()), fiThaw, 0)
-		if err := errors.Join(root.Close(), unix.Unmount(point, 0), loopdev.WaitFree(image, 5*time.Second)); err != nil {
+		if err := errors.Join(root.Close(), unix.Unmount(point, 0), loopdev.WaitFree(image, 20*time.Second)); err != nil {
 			t.Error(err)
 		}
 	})

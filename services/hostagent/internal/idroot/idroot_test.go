@@ -151,7 +151,7 @@ func TestAHelperThatWaitsHoldsNoMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := loopdev.WaitFree(image, 5*time.Second); err != nil {
+	if err := loopdev.WaitFree(image, 20*time.Second); err != nil {
 		t.Error(err)
 	}
 }

@@ -24,7 +24,7 @@ func image(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := WaitFree(path, 5*time.Second); err != nil {
+		if err := WaitFree(path, 20*time.Second); err != nil {
 			t.Error(err)
 		}
 	})
@@ -70,7 +70,7 @@ func TestABoundFileIsFound(t *testing.T) {
 	if err := dev.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := WaitFree(path, 5*time.Second); err != nil {
+	if err := WaitFree(path, 20*time.Second); err != nil {
 		t.Errorf("it does not free itself at the last close: %v", err)
 	}
 }

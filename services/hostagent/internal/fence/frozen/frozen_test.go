@@ -67,7 +67,7 @@ func mounted(t *testing.T) string {
 	}
 	t.Cleanup(func() {
 		_ = ioctl(point, fiThaw)
-		if err := errors.Join(unix.Unmount(point, 0), loopdev.WaitFree(image, 5*time.Second)); err != nil {
+		if err := errors.Join(unix.Unmount(point, 0), loopdev.WaitFree(image, 20*time.Second)); err != nil {
 			t.Error(err)
 		}
 	})
