@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -171,12 +172,21 @@ func (c Config) login(me subjects.Caller) ([]nats.Option, error) {
 		show,
 		nats.CustomInboxPrefix(me.Inbox()),
 		nats.MaxReconnects(-1),
-		nats.ReconnectWait(100 * time.Millisecond),
+		nats.CustomReconnectDelay(reconnectDelay),
+		nats.IgnoreAuthErrorAbort(),         // who is shut out may be let in again
 		nats.PingInterval(10 * time.Second), // a node that is cut off is left after 20 to 30 s
 		nats.MaxPingsOutstanding(2),
-		nats.ReconnectJitter(50*time.Millisecond, 100*time.Millisecond),
 		nats.PermissionErrOnSubscribe(true),
 	}, c.NATS...), nil
+}
+
+// reconnectDelay is short while a node may have died, and longer for whoever is shut out: every login that
+// is refused is work for identity. tries counts rounds over all nodes since the connection was lost.
+func reconnectDelay(tries int) time.Duration {
+	if tries > 20 {
+		return 2*time.Second + rand.N(time.Second)
+	}
+	return 100*time.Millisecond + rand.N(100*time.Millisecond)
 }
 
 func or(a, b string) string {

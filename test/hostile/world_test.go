@@ -193,10 +193,10 @@ func (w *world) fill(args []string) []string {
 		case "KEY":
 			out = append(out, w.victim.Key())
 		case "BUS":
-			_, port, _ := net.SplitHostPort(strings.TrimPrefix(w.env.URL, "nats://"))
+			_, port, _ := net.SplitHostPort(strings.TrimPrefix(w.env.URL, "tls://"))
 			out = append(out, port)
 		case "BUS ADDRESS":
-			out = append(out, strings.TrimPrefix(w.env.URL, "nats://"))
+			out = append(out, strings.TrimPrefix(w.env.URL, "tls://"))
 		case "HOSTS":
 			out = append(out, hostAddresses()...)
 		default:
