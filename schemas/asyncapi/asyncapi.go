@@ -182,7 +182,7 @@ func Document() ([]byte, error) {
 		"info": node{"title": "Berth", "version": "1",
 			"description": "Generated from schemas/subjects by `make gen`. Bodies are protobuf, or the same message as protojson where the content type is application/json. Headers follow the CloudEvents NATS binding in binary mode."},
 		"defaultContentType": "application/protobuf",
-		"servers":            node{"nats": node{"host": "127.0.0.1:4222", "protocol": "nats", "description": "NATS JetStream; every login is an nkey."}},
+		"servers":            node{"nats": node{"host": "127.0.0.1:4222", "protocol": "nats", "description": "NATS JetStream over TLS 1.3; every login is an nkey or a user's token, and is checked when it happens."}},
 		"channels":           channels, "operations": operations,
 		"components": node{"messages": messages},
 	}
