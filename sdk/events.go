@@ -57,7 +57,8 @@ func (e Event) RequestID() string {
 }
 
 // EventFilter selects events. The zero value selects all events of the
-// caller's tenant from now on.
+// caller's tenant from now on. A user with a login of its own names a Session,
+// and hears that of the default name.
 type EventFilter struct {
 	Tenant  string // operators only; a frontend sees its own tenant's
 	Session string // key
@@ -129,6 +130,9 @@ func (c *Client) eventSubject(f EventFilter) (string, error) {
 		}
 		if f.Since > 0 {
 			return "", &Error{Op: op, Kind: errkind.Denied, Reason: "only an operator may read stored events"}
+		}
+		if f.Session == "" && subjects.IsUserFrontend(c.me.Frontend) && !f.Hosts && !f.Pools {
+			return "", &Error{Op: op, Kind: errkind.Denied, Reason: "a user sees the events of its own sessions only; select one"}
 		}
 		tenant = string(c.me.Tenant)
 	}
@@ -314,8 +318,12 @@ func eventBody(stream, name string) proto.Message {
 }
 
 // progress calls f with the events of the session that the request id names.
-// The key is learned from the first event that tells the id.
+// The key is learned from the first event that tells the id; a user's own login
+// hears nothing before it knows the key.
 func (c *Client) progress(id ids.RequestID, f func(Event)) (stop func(), err error) {
+	if subjects.IsUserFrontend(c.me.Frontend) {
+		return func() {}, nil
+	}
 	subject, err := c.eventSubject(EventFilter{})
 	if err != nil {
 		return nil, err

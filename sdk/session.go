@@ -37,7 +37,8 @@ type OpenOptions struct {
 	// handled and survives the restart of any service. A few ms slower.
 	ViaQueue bool
 	// Progress is called, in order and from one goroutine, with the session's
-	// events while the open is under way. It must not block for long.
+	// events while the open is under way. It must not block for long. It is not
+	// called for a user with a login of its own, who hears no one else's.
 	Progress func(Event)
 	// OnHandoff is called, in a goroutine of its own, when the session that this handle opened is awake
 	// again on another host after its own was lost, drained or removed: once for each time, also when

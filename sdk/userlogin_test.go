@@ -38,3 +38,19 @@ func TestAUserLogsInUnderTheNameOfItsToken(t *testing.T) {
 		}
 	}
 }
+
+// A user's own login may hear its own sessions alone, and is told so instead of hearing nothing.
+func TestAUserSelectsEventsOfItsOwnSession(t *testing.T) {
+	c := &Client{me: subjects.Frontend("acme", subjects.UserFrontend("https://i", "ann"))}
+	if _, err := c.eventSubject(EventFilter{}); !errors.Is(err, ErrDenied) {
+		t.Errorf("the whole tenant's events: %v", err)
+	}
+	if got, err := c.eventSubject(EventFilter{Session: "s1"}); err != nil || got != "berth.v1.session.acme.s1.*" {
+		t.Errorf("one session's: %s, %v", got, err)
+	}
+	stop, err := c.progress("r1", func(Event) { t.Error("it hears something") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}

@@ -112,6 +112,9 @@ func TestNobodyButGuestsIsLetInByTheCallout(t *testing.T) {
 			t.Errorf("%q can be let in", c)
 		}
 	}
+	if _, err := keys.Admit(q, acmeWeb, "x", time.Now().Add(time.Hour), session); err == nil {
+		t.Error("a frontend has sessions of its own")
+	}
 }
 
 var serverCurve, _ = nkeys.CreateCurveKeys()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nkeys"
@@ -120,15 +121,19 @@ func peerOf(t *jwt.ClientTLS) *x509.Certificate {
 	return cert
 }
 
-// Admit answers that the login is the caller's, with exactly its permissions, until then. The servers'
-// lists of connections show the mark, in lower case.
-func (k CalloutKeys) Admit(q Question, c subjects.Caller, mark string, until time.Time) ([]byte, error) {
+// Admit answers that the login is the caller's, with exactly its permissions, until then. A user hears
+// its own sessions besides, which nobody else has. The servers' lists of connections show the mark, in
+// lower case.
+func (k CalloutKeys) Admit(q Question, c subjects.Caller, mark string, until time.Time, own ...ids.SessionKey) ([]byte, error) {
+	if len(own) > 0 && !subjects.IsUserFrontend(c.Frontend) {
+		return nil, errors.New("only a user's own login has sessions of its own")
+	}
 	if accountOf(c) != appAccount || Static(c) || c.Name() == "" {
 		return nil, errors.New("only hosts, frontends and operators are let in by the callout")
 	}
 	u := jwt.NewUserClaims(q.user)
 	u.Name, u.Audience, u.Expires = c.Name(), appAccount, until.Unix()
-	u.Permissions = PermissionsOf(c).JWT()
+	u.Permissions = PermissionsOf(c).hearing(c.Tenant, own).JWT()
 	u.AllowedConnectionTypes.Add(jwt.ConnectionTypeStandard, jwt.ConnectionTypeInProcess)
 	u.Tags.Add(mark)
 	signed, err := u.Encode(k.issuer)

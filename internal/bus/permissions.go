@@ -179,7 +179,9 @@ func (p *Permissions) frontend(c subjects.Caller) {
 	for _, b := range subjects.Box {
 		p.pub(subjects.Prefix + "box.*.*." + b.Name)
 	}
-	p.sub(subjects.Prefix + "session." + string(c.Tenant) + ".*.*")
+	if !subjects.IsUserFrontend(c.Frontend) { // a user hears its own sessions; see hearing
+		p.sub(subjects.Prefix + "session." + string(c.Tenant) + ".*.*")
+	}
 }
 
 // operator reads every stream but the sealed requests' content-free state and

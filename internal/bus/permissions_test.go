@@ -25,10 +25,12 @@ var (
 	hostH1, hostH2 = subjects.Host("h1"), subjects.Host("h2")
 	// two frontends whose names would be one if dashes were not doubled
 	dashA, dashB = subjects.Frontend("a-b", "c"), subjects.Frontend("a", "b-c")
+	// a user of acme with a login of its own
+	acmeAnn = subjects.Frontend("acme", subjects.UserFrontend("https://login.example.com", "ann"))
 )
 
 func identities() []subjects.Caller {
-	out := []subjects.Caller{subjects.Operator(), subjects.Keeper(), hostH1, hostH2, acmeWeb, otherWeb, dashA, dashB}
+	out := []subjects.Caller{subjects.Operator(), subjects.Keeper(), hostH1, hostH2, acmeWeb, acmeAnn, otherWeb, dashA, dashB}
 	for _, s := range subjects.Services {
 		out = append(out, subjects.Service(s))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/identity/internal/callout"
 	"github.com/berth-dev/berth/services/identity/internal/core"
@@ -231,6 +232,9 @@ func (g guests) ByToken(ctx context.Context, token string) (callout.Guest, error
 	}
 	if why, shut := v.snapshot.Shut(out.Caller); shut {
 		return out, shutOut("the user", why)
+	}
+	for _, key := range g.s.derive.secrets(time.Now()) {
+		out.Sessions = append(out.Sessions, ids.DeriveSessionKey(key, who.Issuer, who.Tenant, who.Subject, ids.DefaultSession))
 	}
 	return out, nil
 }

@@ -3,10 +3,12 @@ package stack
 import (
 	"bytes"
 	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/berth-dev/berth/internal/bus"
@@ -106,6 +108,23 @@ func TestWorkGoesOnWhileLoginsEnd(t *testing.T) {
 	}
 }
 
+// mayHear checks whether a subscription is allowed.
+func mayHear(t *testing.T, c *bus.Conn, subject string, may bool) {
+	t.Helper()
+	sub, err := c.NATS().SubscribeSync(subject)
+	if err == nil {
+		err = c.NATS().Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	// What the server refuses it says before it answers the flush.
+	if _, err = sub.NextMsg(time.Millisecond); errors.Is(err, nats.ErrPermissionViolation) == may {
+		t.Errorf("%s hears %s: %v", c.Self(), subject, err)
+	}
+}
+
 // A user who is suspended is off the bus within two seconds, with the connection that is the user's own;
 // the others stay, and what was refused is under audit without the token.
 func TestASuspendedUserIsDisconnected(t *testing.T) {
@@ -122,6 +141,13 @@ func TestASuspendedUserIsDisconnected(t *testing.T) {
 	if _, err := ann.CallRaw(bustest.Context(t), subjects.RPC("identity", "keys", ann.Self()), nil, ""); err != nil {
 		t.Errorf("a user's own connection cannot call identity: %v", err)
 	}
+	mayHear(t, ann, subjects.Prefix+"session.acme.*.*", false)
+	s, err := connect(t, info, "acme", "ann").Open(t.Context(), sdk.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mayHear(t, ann, subjects.Prefix+"session.acme."+s.Key()+".*", true)
+	mayHear(t, bob, subjects.Prefix+"session.acme."+s.Key()+".*", false)
 	op := as(t, info, subjects.Operator())
 	issuer := issuerOf(t, op)
 	began := time.Now()

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
@@ -33,6 +34,8 @@ type Guest struct {
 	Mark Mark
 	// Expires is when a user's token does; zero for others.
 	Expires time.Time
+	// Sessions are those of a user whose events its own login hears.
+	Sessions []ids.SessionKey
 }
 
 // Guests says who may log in. Both are safe for concurrent use. An error is a refusal, whose text is one
@@ -197,7 +200,7 @@ func (r *Responder) send(req micro.Request, q bus.Question, out Outcome, began t
 	if out.Refused != nil {
 		answer, err = r.cfg.Keys.Refuse(q, out.Refused.Error())
 	} else {
-		answer, err = r.cfg.Keys.Admit(q, out.Guest.Caller, string(out.Guest.Mark), out.Until)
+		answer, err = r.cfg.Keys.Admit(q, out.Guest.Caller, string(out.Guest.Mark), out.Until, out.Guest.Sessions...)
 	}
 	if err == nil {
 		err = req.Respond(answer)
