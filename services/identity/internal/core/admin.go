@@ -45,6 +45,10 @@ const (
 	maxReason = 256
 	maxCursor = 256
 	maxHandle = 64
+	// maxShutOut is how many users of a tenant its administrators may have shut
+	// out at once. A subject need not be one that ever came, and all tenants
+	// share one registry.
+	maxShutOut = 256
 )
 
 func administrative(verb string) bool {
@@ -127,8 +131,12 @@ func (s State) suspendUser(t ids.Tenant) (State, []Command, error) {
 	if ask.GetSuspended() && whom.Issuer == actor.GetIssuer() && whom.Subject == actor.GetSubject() {
 		return s, nil, refuse(errkind.Invalid, "an administrator cannot shut themselves out")
 	}
-	if had, ok := s.Policy.Users[whom]; ok && had.By == RoleOperator {
+	had, out := s.Policy.Users[whom]
+	switch {
+	case out && had.By == RoleOperator:
 		return s, nil, refuse(errkind.Denied, "an operator has shut this user out; only an operator can change that")
+	case !out && ask.GetSuspended() && s.Policy.shutOutBy(t, RoleAdministrator) >= maxShutOut:
+		return s, nil, refuse(errkind.Refused, "the tenant's administrators have shut out %d users, more are not allowed; let some in again, or ask an operator", maxShutOut)
 	}
 	return s, []Command{CallSuspend{Suspended: ask.GetSuspended(), What: &identityv1.Suspension{Tenant: string(t),
 		Issuer: whom.Issuer, Subject: whom.Subject, Reason: ask.GetReason(), By: RoleAdministrator}}}, nil

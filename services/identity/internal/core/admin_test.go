@@ -255,3 +255,34 @@ func TestAnExchangedTokenIsGoodForItsOwnFrontendOnly(t *testing.T) {
 		}
 	})
 }
+
+// TestAnAdministratorCannotFillTheRegistryWithUsersWhoNeverCame: how many are shut out is bounded for each
+// tenant, and what is there can be changed and lifted all the same.
+func TestAnAdministratorCannotFillTheRegistryWithUsersWhoNeverCame(t *testing.T) {
+	p := testPolicy()
+	for n := range maxShutOut - 1 { // carol is one
+		p.Users[Principal{"acme", "https://idp", fmt.Sprintf("nobody-%d", n)}] = UserRules{By: RoleAdministrator}
+		p.Users[Principal{"globex", "https://idp", fmt.Sprintf("nobody-%d", n)}] = UserRules{By: RoleAdministrator}
+		p.Users[Principal{"acme", "https://idp", fmt.Sprintf("by-operator-%d", n)}] = UserRules{By: RoleOperator}
+	}
+	suspend := func(w words) error {
+		w["groups"] = "admins"
+		s, _, err := Decide(State{Policy: p}, w.asked(t, AdminSuspend), epoch0)
+		if err == nil {
+			_, _, err = Decide(s, TokenGood{Token: w.token(t)}, epoch0)
+		}
+		return err
+	}
+	if err := suspend(words{"of": "one-more"}); err == nil || !strings.Contains(err.Error(), "more are not allowed") {
+		t.Errorf("one more: %v", err)
+	}
+	for name, w := range map[string]words{"one that is there": {"of": "carol"}, "letting in": {"of": "carol", "lift": "yes"}, "another tenant": {"of": "x", "tenant": "globex", "aud": "globex-aud"}} {
+		if err := suspend(w); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	delete(p.Users, Principal{"acme", "https://idp", "nobody-0"})
+	if err := suspend(words{"of": "one-more"}); err != nil {
+		t.Errorf("when one was let in: %v", err)
+	}
+}
