@@ -145,11 +145,32 @@ func (x *exchange) renew(ctx context.Context, c core.CallRenew) error {
 		}
 		return err
 	}
+	if err := x.mayKeep(ask.GetGrant()); err != nil {
+		return err
+	}
 	token, err := x.box.Open(reply.GetSender(), reply.GetSealedGrant())
 	if err != nil {
 		return errs.E("open renewed grant", errkind.Internal, "", err)
 	}
 	x.reply.Outcome = &identityv1.Reply_Renew{Renew: &identityv1.RenewReply{Grant: string(token), GrantExpires: reply.GetExpiresAt()}}
+	return nil
+}
+
+// mayKeep holds a renewed grant back from whom nobody may act for any more, or
+// not this frontend: also where credentials could not be told yet that such
+// grants end. It is asked once credentials has found the old grant good, so
+// that what it says is true, and a forged one learns nothing.
+func (x *exchange) mayKeep(token string) error {
+	c, err := grant.Unverified(token)
+	if err != nil {
+		return nil
+	}
+	if err := x.currentPolicy().MayKeep(core.Principal{Tenant: c.Tenant, Issuer: c.Principal.Issuer, Subject: c.Principal.Subject}); err != nil {
+		return err
+	}
+	if x.acting.Revoked(&corev1.Actor{Tenant: string(c.Tenant), Issuer: c.Principal.Issuer, Subject: c.Principal.Subject, Frontend: string(c.Frontend)}) {
+		return &core.Refusal{Kind: errkind.Denied, Reason: "the user has taken from this frontend the right to act for them"}
+	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package identity_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,6 +18,8 @@ import (
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
+	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
@@ -206,6 +209,39 @@ func TestARightTakenWhileTheSessionWakesMintsNothing(t *testing.T) {
 			t.Errorf("minted %v", m.GetSession())
 		}
 	}
+}
+
+// TestARightThatWasTakenRenewsNothing: a renewal brings no token, and credentials may not have heard yet
+// that the grant ends.
+func TestARightThatWasTakenRenewsNothing(t *testing.T) {
+	w, _ := newSharedWorld(t)
+	url, err := devissuer.URL(w.dir, "acme")
+	must(t, err)
+	_, signer, err := ed25519.GenerateKey(nil)
+	must(t, err)
+	renew := func(subject string) *identityv1.Reply {
+		r := w.request(t, "renew", &identityv1.RenewRequest{})
+		r.env.Token = ""
+		now := time.Now().Unix()
+		token, err := grant.Sign(grant.Claims{Issuer: grant.Issuer, ID: "g1", Tenant: "acme", Frontend: "mobile", Host: "h1",
+			Session: ids.DeriveSessionKey([]byte("k"), url, "acme", subject, "default"), Generation: ids.Generation{Incarnation: 1, Index: 10},
+			Epoch: ids.Epoch{Incarnation: 1, Index: 12}, Principal: grant.Principal{Issuer: url, Subject: subject},
+			Confirm: grant.Confirm(r.proof.Public().(ed25519.PublicKey)), Verbs: grant.DefaultVerbs(), IssuedAt: now, Expires: now + 900, AuthTime: now}, "k1", signer)
+		must(t, err)
+		raw, err := proto.Marshal(&identityv1.RenewRequest{Grant: token,
+			Proof: grant.Renewal{RequestID: r.env.GetRequestId(), Grant: token, Time: r.env.GetTime().AsTime()}.Sign(r.proof)})
+		must(t, err)
+		r.body(raw)
+		return w.direct(t, w.other, r)
+	}
+	wellDone(t, "before", renew("alice"))
+	wellDone(t, "revoke", w.ask(t, w.front, w.token(t, "acme", "alice", time.Now()), "revoke_frontend", &identityv1.RevokeFrontendRequest{Frontend: "mobile"}))
+	refusedAs(t, "after", renew("alice"), "denied", "taken from this frontend")
+	wellDone(t, "another user", renew("bob"))
+	_, err = bus.Invoke[*identityv1.SuspendReply](t.Context(), w.operator, "identity", "suspend",
+		&identityv1.SuspendRequest{What: &identityv1.Suspension{Tenant: "acme", Issuer: url, Subject: "bob", Reason: "left"}, Suspended: true})
+	must(t, err)
+	refusedAs(t, "a user who was shut out", renew("bob"), "refused", "suspended")
 }
 
 // TestRevocationsOutliveIdentityAndReachItsReplicas: they are read before

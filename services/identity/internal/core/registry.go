@@ -171,6 +171,27 @@ func (p Policy) StillMay(s State) error {
 	return p.shutUser(Principal{ids.Tenant(a.GetTenant()), a.GetIssuer(), a.GetSubject()})
 }
 
+// MayKeep refuses to renew a grant of a user whose tenant or who was suspended,
+// or whose issuer is registered no more. A renewal needs no token, so that
+// nothing else may ask.
+func (p Policy) MayKeep(who Principal) error {
+	if !slices.ContainsFunc(p.Entries, func(e Entry) bool { return e.Tenant == who.Tenant && e.Issuer == who.Issuer }) {
+		return refuse(errkind.Denied, "the issuer of this grant's user is not registered here any more")
+	}
+	return p.shutUser(who)
+}
+
+// shutOutBy counts the users of a tenant whom somebody has shut out.
+func (p Policy) shutOutBy(t ids.Tenant, by string) int {
+	n := 0
+	for who, u := range p.Users {
+		if who.Tenant == t && u.By == by {
+			n++
+		}
+	}
+	return n
+}
+
 func shut(who, why string) error {
 	if why == "" {
 		return refuse(errkind.Refused, "%s is suspended", who)

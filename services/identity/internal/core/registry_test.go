@@ -213,3 +213,25 @@ func TestClaimsChooseNothingElse(t *testing.T) {
 		}
 	})
 }
+
+// TestARenewalOfWhomNobodyMayActForIsRefused: a renewal needs no token, so the registry of now is asked.
+func TestARenewalOfWhomNobodyMayActForIsRefused(t *testing.T) {
+	bob := Principal{"acme", "https://idp", "bob"}
+	for name, tc := range map[string]struct {
+		change func(*Policy)
+		kind   errkind.Kind
+	}{
+		"a user":                 {func(*Policy) {}, errkind.OK},
+		"a suspended user":       {func(p *Policy) { p.Users[bob] = UserRules{Why: "left"} }, errkind.Refused},
+		"a suspended tenant":     {func(p *Policy) { p.Tenants["acme"] = TenantRules{Suspended: true} }, errkind.Refused},
+		"of an issuer that left": {func(p *Policy) { p.Entries = p.Entries[1:] }, errkind.Denied},
+	} {
+		p := testPolicy()
+		tc.change(&p)
+		if err := p.MayKeep(bob); err == nil != (tc.kind == errkind.OK) {
+			t.Errorf("%s: %v", name, err)
+		} else if kind, _ := refusal(err); err != nil && kind != tc.kind {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
