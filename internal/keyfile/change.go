@@ -36,16 +36,35 @@ func Change(path string, change func(Keys) (Keys, error)) (Keys, error) {
 		return nil, err
 	}
 	tmp, err := write(path, keys)
-	if err == nil {
+	if err != nil {
+		return nil, errs.E(rotating, errkind.Unavailable, path, err)
+	}
+	if err = ownedAs(path, tmp); err == nil {
 		err = os.Rename(tmp, path)
 	}
-	if err == nil {
+	if err != nil {
+		_ = os.Remove(tmp)
+	} else {
 		err = dir.Sync()
 	}
 	if err != nil {
 		return nil, errs.E(rotating, errkind.Unavailable, path, err)
 	}
 	return keys, nil
+}
+
+// ownedAs gives a new file to the owner of the one that it replaces: root may
+// change a file that a service reads as another user.
+func ownedAs(path, tmp string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	was, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || int(was.Uid) == os.Geteuid() {
+		return nil
+	}
+	return os.Chown(tmp, int(was.Uid), int(was.Gid))
 }
 
 // Add adds a new version that new things are made with from a time on. It

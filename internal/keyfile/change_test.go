@@ -2,8 +2,10 @@ package keyfile
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -118,6 +120,28 @@ func TestAVersionInUseIsNeverRetired(t *testing.T) {
 		t.Fatalf("%v, %v", versions(keys), err)
 	}
 	refused("the last one", 2, errkind.Refused)
+}
+
+// TestAChangeByRootLeavesTheFileToItsOwner: a service that runs as another user reads the new version.
+func TestAChangeByRootLeavesTheFileToItsOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can change another user's file")
+	}
+	path := made(t)
+	if err := os.Chown(path, 12345, 23456); err != nil {
+		t.Skip(err)
+	}
+	now := time.Now()
+	if _, err := Add(path, 8, now.Add(time.Minute), now); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is := info.Sys().(*syscall.Stat_t); is.Uid != 12345 || is.Gid != 23456 || info.Mode().Perm() != 0o600 {
+		t.Errorf("owner %d:%d, mode %o", is.Uid, is.Gid, info.Mode().Perm())
+	}
 }
 
 func FuzzRead(f *testing.F) {
