@@ -90,8 +90,9 @@ type Config struct {
 
 const (
 	workers = 32
-	// verifying is the most tokens that are verified at once; the others' clients try again.
-	verifying = 256
+	// verifying is the most tokens that are verified at once; the others' clients try again. It is several
+	// times as many as may wait for the keys of one issuer: tokens that anybody can make up fill no more.
+	verifying = 1024
 	// tokenTime leaves the server time to hear the answer.
 	tokenTime = bus.CalloutTime - 500*time.Millisecond
 )
@@ -100,18 +101,22 @@ const (
 type Responder struct {
 	cfg    Config
 	svc    micro.Service
-	work   chan struct{}
+	queue  chan asked
 	tokens chan struct{}
 	ctx    context.Context
 	stop   context.CancelFunc
 	under  sync.WaitGroup
+	silent silent
 }
 
 // Serve answers logins until Stop. nc must be logged in as subjects.Callout.
 func Serve(nc *nats.Conn, cfg Config) (*Responder, error) {
 	const op = "answer logins"
 	ctx, stop := context.WithCancel(context.Background())
-	r := &Responder{cfg: cfg, ctx: ctx, stop: stop, work: make(chan struct{}, workers), tokens: make(chan struct{}, verifying)}
+	r := &Responder{cfg: cfg, ctx: ctx, stop: stop, queue: make(chan asked, waiting), tokens: make(chan struct{}, verifying)}
+	for range workers {
+		r.under.Go(r.work)
+	}
 	var err error
 	r.svc, err = micro.AddService(nc, micro.Config{Name: "logins", Version: "1.0.0", Description: "who may log in to the bus", QueueGroup: "identity"})
 	if err == nil {
@@ -141,54 +146,45 @@ func (r *Responder) Stop(ctx context.Context) error {
 	return err
 }
 
-// take is called for one question after the other: it hands each to a worker, and waits if all are
-// busy.
-func (r *Responder) take(req micro.Request) {
-	select {
-	case r.work <- struct{}{}:
-	case <-r.ctx.Done():
-		return
-	}
-	r.under.Go(func() { r.answer(req, func() { <-r.work }) })
-}
-
-// answer reads a question and answers it; free gives the worker's place back.
-func (r *Responder) answer(req micro.Request, free func()) {
+// answer reads a question and answers it. A token is verified beside it, for that takes time.
+func (r *Responder) answer(req micro.Request) {
 	began := time.Now()
 	q, why, err := r.cfg.Keys.Open(req.Data(), req.Headers().Get(bus.CalloutXKeyHeader))
 	if err != nil {
-		free()
-		r.cfg.Log.Warn("a question about a login was not answered", "error", err)
+		r.unanswered(err)
 		return
 	}
 	out := Outcome{NKey: q.NKey, From: q.From}
 	switch {
 	case why != "":
 		out.Refused = errors.New(why)
-		free()
 	case q.NKey != "":
 		out.Guest, out.Refused = r.cfg.Guests.ByNKey(q)
-		free()
 	default:
-		free()
 		select {
 		case r.tokens <- struct{}{}:
-			defer func() { <-r.tokens }()
+			r.under.Go(func() { r.verify(req, q, out, began) })
 		default:
-			r.cfg.Log.Warn("a user's login was not answered: too many tokens are being verified")
-			return
+			r.unanswered(errTokens)
 		}
-		ctx, cancel := context.WithTimeout(r.ctx, tokenTime)
-		defer cancel()
-		out.Guest, out.Refused = r.cfg.Guests.ByToken(ctx, q.Token)
+		return
 	}
+	r.send(req, q, out, began)
+}
+
+// verify gives the token's place back when it ends.
+func (r *Responder) verify(req micro.Request, q bus.Question, out Outcome, began time.Time) {
+	defer func() { <-r.tokens }()
+	ctx, cancel := context.WithTimeout(r.ctx, tokenTime)
+	defer cancel()
+	out.Guest, out.Refused = r.cfg.Guests.ByToken(ctx, q.Token)
 	r.send(req, q, out, began)
 }
 
 // send ends the matter.
 func (r *Responder) send(req micro.Request, q bus.Question, out Outcome, began time.Time) {
 	if errs.Is(out.Refused, errkind.Unavailable) {
-		r.cfg.Log.Warn("a login was not answered", "error", out.Refused)
+		r.unanswered(out.Refused)
 		return
 	}
 	now := time.Now()
