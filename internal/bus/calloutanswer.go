@@ -20,6 +20,9 @@ const (
 	calloutAudience   = "nats-authorization-request"
 )
 
+// userSubscriptions is the most that a user's own login has at once: each takes memory of every server.
+const userSubscriptions = 1024
+
 // maxQuestion bounds a question: a CONNECT, and a chain of certificates.
 const maxQuestion = 128 << 10
 
@@ -136,6 +139,9 @@ func (k CalloutKeys) Admit(q Question, c subjects.Caller, mark string, until tim
 	u.Permissions = PermissionsOf(c).hearing(c.Tenant, own).JWT()
 	u.AllowedConnectionTypes.Add(jwt.ConnectionTypeStandard, jwt.ConnectionTypeInProcess)
 	u.Tags.Add(mark)
+	if subjects.IsUserFrontend(c.Frontend) {
+		u.Limits.Subs = userSubscriptions
+	}
 	signed, err := u.Encode(k.issuer)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 )
@@ -43,5 +44,35 @@ func TestAUserHearsNobodyElsesSessions(t *testing.T) {
 		if _, err = sub.NextMsg(time.Millisecond); errors.Is(err, nats.ErrPermissionViolation) == may {
 			t.Errorf("%s: %v", subject, err)
 		}
+	}
+}
+
+// Subscriptions take memory of the servers that everybody uses.
+func TestAUserCannotFillTheBusWithSubscriptions(t *testing.T) {
+	w := newWorld(t)
+	w.serve(t, lives)
+	l := w.login(t, web)
+	full := make(chan struct{}, 1)
+	user, err := w.dial(t, bus.Login{URL: l.URL, CA: l.CA, Name: ann.Name()}, bus.WithToken(func() string { return "good" }),
+		bus.WithNATS(nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
+				select {
+				case full <- struct{}{}:
+				default:
+				}
+			}
+		})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2000 {
+		if _, err := user.NATS().SubscribeSync(user.NATS().NewInbox()); err != nil {
+			break
+		}
+	}
+	select {
+	case <-full:
+	case <-time.After(30 * time.Second):
+		t.Error("a user subscribes without end")
 	}
 }
