@@ -45,6 +45,16 @@ type Claims struct {
 	AuthTime int64 `json:"auth_time"`
 }
 
+// A grant of an operator names these in place of a frontend and of an issuer of
+// users. Both are words that neither can have, and such a grant cannot be renewed.
+const (
+	OperatorFrontend ids.Frontend = "operator"
+	OperatorIssuer                = "berth:operator"
+)
+
+// OfOperator reports whether an operator holds the grant, not a frontend.
+func (c Claims) OfOperator() bool { return c.Frontend == OperatorFrontend }
+
 // Confirmation names the proof key (RFC 7800, member jwk).
 type Confirmation struct {
 	JWK JWK `json:"jwk"`
@@ -242,7 +252,10 @@ func (c Claims) check() error {
 	if _, err := ids.ParseTenant(string(c.Tenant)); err != nil {
 		return refuse(errkind.Unauthenticated, "the grant names no proper tenant")
 	}
-	if _, err := ids.ParseFrontend(string(c.Frontend)); err != nil {
+	if c.OfOperator() != (c.Principal.Issuer == OperatorIssuer) || c.OfOperator() && !c.Once {
+		return refuse(errkind.Unauthenticated, "the grant is half of an operator, or could be renewed by one")
+	}
+	if _, err := ids.ParseFrontend(string(c.Frontend)); err != nil && !c.OfOperator() {
 		return refuse(errkind.Unauthenticated, "the grant names no proper frontend")
 	}
 	if _, err := ids.ParseSessionKey(string(c.Session)); err != nil {

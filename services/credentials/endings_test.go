@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -251,6 +252,35 @@ func TestMintedGrantsAreGoodForWhatWasAskedFor(t *testing.T) {
 		change(req)
 		if _, err := w.mint(t, req); errs.Kind(err) != errkind.Invalid {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// An operator's grant names no frontend, since no frontend has that name; whoever is no operator gets none like it.
+func TestAnOperatorIsGivenAGrant(t *testing.T) {
+	w := newWorld(t)
+	req := w.mintReq(10, 12)
+	req.Actor = &corev1.Actor{Tenant: "acme", Issuer: grant.OperatorIssuer, Subject: "operator", Frontend: "operator", Role: "operator"}
+	req.Once, req.Ttl = true, durationpb.New(2*time.Minute)
+	token, err := w.mint(t, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := w.verifier(t, w.host).Authenticate(token, time.Now())
+	if err != nil || !c.OfOperator() || !c.Once {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for name, change := range map[string]func(*credentialsv1.MintRequest){
+		"renewable":           func(r *credentialsv1.MintRequest) { r.Once, r.Ttl = false, nil },
+		"of a user":           func(r *credentialsv1.MintRequest) { r.Actor.Issuer = "https://idp" },
+		"of no operator":      func(r *credentialsv1.MintRequest) { r.Actor.Role = "administrator" },
+		"a frontend's by it":  func(r *credentialsv1.MintRequest) { r.Actor.Frontend = "web" },
+		"of another reserved": func(r *credentialsv1.MintRequest) { r.Actor.Frontend = "keeper" },
+	} {
+		bad := proto.CloneOf(req)
+		change(bad)
+		if _, err := w.mint(t, bad); err == nil {
+			t.Errorf("%s: minted", name)
 		}
 	}
 }

@@ -278,6 +278,9 @@ func sessionOf(ref *corev1.SessionRef) (core.Session, error) {
 func actorOf(a *corev1.Actor) (core.Actor, error) {
 	t, err1 := ids.ParseTenant(a.GetTenant())
 	f, err2 := ids.ParseFrontend(a.GetFrontend())
+	if a.GetRole() == "operator" && a.GetFrontend() == string(grant.OperatorFrontend) { // which is no frontend's name
+		f, err2 = grant.OperatorFrontend, nil
+	}
 	return core.Actor{Tenant: t, Frontend: f, Issuer: a.GetIssuer(), Subject: a.GetSubject(),
 		Acting: a.GetActing(), Role: a.GetRole()}, errors.Join(err1, err2)
 }

@@ -12,9 +12,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/berth-dev/berth/internal/bus/bustest"
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/grant"
+	"github.com/berth-dev/berth/schemas/subjects"
 )
 
 // withGrant is the same client with another grant.
@@ -217,6 +219,39 @@ func TestAStreamEndsWithItsGrantUnlessItIsRenewed(t *testing.T) {
 	}
 	if f, err := keptStream.recv(2 * time.Second); !errors.Is(err, nats.ErrTimeout) {
 		t.Errorf("renewed: %v %v", f, err)
+	}
+}
+
+// TestAnOperatorsGrantOpensFromTheOperatorsLogin: answer and frames go to the operator's inbox, and to no
+// frontend's; a grant that is half of an operator is none.
+func TestAnOperatorsGrantOpensFromTheOperatorsLogin(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	r.start()
+	one := ref("ann", 5, 6)
+	r.mustWake(one, nil)
+	front := r.client(one)
+	op := front.withGrant(func(g *grant.Claims) {
+		g.Frontend, g.Principal, g.Once = grant.OperatorFrontend, grant.Principal{Issuer: grant.OperatorIssuer, Subject: "operator"}, true
+	})
+	if _, err := op.open(&boxv1.Operation{Op: &boxv1.Operation_ListExecs{ListExecs: &boxv1.ListExecs{}}}); kindIn(err) != "denied" {
+		t.Errorf("from a frontend's inbox: %v", err)
+	}
+	op.me = subjects.Operator()
+	op.conn = bustest.Connect(t, r.bus, op.me)
+	op.mustOpen(&boxv1.Operation{Op: &boxv1.Operation_ListExecs{ListExecs: &boxv1.ListExecs{}}})
+	s := op.mustOpen(cat)
+	s.send(dataFrame(0, []byte("hello")))
+	for got := ""; got != "hello"; {
+		f, err := s.recv(20 * time.Second)
+		must(t, err)
+		if f.GetFailure() != nil {
+			t.Fatalf("the operator's stream: %v", f)
+		}
+		got += string(f.GetData().GetData())
+	}
+	op.grant = front.grant
+	if _, err := op.open(attachOp("x1", 0)); kindIn(err) != "denied" {
+		t.Errorf("with a frontend's grant: %v", err)
 	}
 }
 

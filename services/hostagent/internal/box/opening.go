@@ -70,21 +70,26 @@ func input(o *boxv1.Opening, subject string) grant.Opening {
 	}
 }
 
-// client returns the frontend that the claims name if answer and frames go to its own inbox.
+// client returns the frontend that the claims name, or the operator, if answer and frames go to its own inbox.
 func client(c grant.Claims, deliver, reply string) (subjects.Caller, error) {
-	who := subjects.Frontend(c.Tenant, c.Frontend)
+	who := subjects.Operator()
+	if !c.OfOperator() {
+		who = subjects.Frontend(c.Tenant, c.Frontend)
+	}
 	if !who.InInbox(reply) {
-		return who, errs.E(opOpen, errkind.Denied, "", "the reply subject is not in the inbox of the grant's frontend")
+		return who, errs.E(opOpen, errkind.Denied, "", "the reply subject is not in the inbox of the grant's holder")
 	}
 	last := deliver[strings.LastIndexByte(deliver, '.')+1:]
 	if !ids.IsToken(last) || deliver != subjects.BoxFrames(who, ids.StreamID(last)) {
-		return who, errs.E(opOpen, errkind.Denied, "", "the deliver subject is not in the inbox of the grant's frontend")
+		return who, errs.E(opOpen, errkind.Denied, "", "the deliver subject is not in the inbox of the grant's holder")
 	}
 	return who, nil
 }
 
 // mayAnswer reports whether an answer to somebody unknown may go to this subject at all.
-func mayAnswer(reply string) bool { return strings.HasPrefix(reply, "_INBOX.fe-") }
+func mayAnswer(reply string) bool {
+	return strings.HasPrefix(reply, "_INBOX.fe-") || subjects.Operator().InInbox(reply)
+}
 
 // checkOperation refuses what is absurd before the guest hears of it.
 func checkOperation(op *boxv1.Operation) error {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
 )
 
@@ -35,7 +36,7 @@ const (
 
 // The principal that operators' grants name; no issuer of users has such an URL.
 const (
-	OperatorIssuer  = "berth:operator"
+	OperatorIssuer  = grant.OperatorIssuer
 	OperatorSubject = "operator"
 )
 
@@ -146,7 +147,7 @@ func (s State) suspendUser(t ids.Tenant) (State, []Command, error) {
 func (s State) operator() (State, []Command, error) {
 	ask := s.Asked.Body.AdminAttach
 	s.Verified = &lifecyclev1.Verified{RequestId: s.Asked.Envelope.GetRequestId(), StoredAt: stamp(s.Asked.StoredAt),
-		Actor: &corev1.Actor{Tenant: ask.GetTenant(), Issuer: OperatorIssuer, Subject: OperatorSubject, Frontend: RoleOperator, Role: RoleOperator}}
+		Actor: &corev1.Actor{Tenant: ask.GetTenant(), Issuer: OperatorIssuer, Subject: OperatorSubject, Frontend: string(grant.OperatorFrontend), Role: RoleOperator}}
 	return s, []Command{FindSession{ids.Tenant(ask.GetTenant()), ask}}, nil
 }
 
