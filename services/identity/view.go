@@ -53,10 +53,9 @@ func (s *service) view() *view {
 	}
 	verifier, err := s.viewed.tokens.With(now.Issuers)
 	if err != nil {
-		// A file of keys that the configuration names is gone. The new policy
-		// holds all the same; an issuer that it does not have is refused.
-		s.log.Error("the issuers of the registry cannot be read again; those from before stay", "error", err)
-		verifier = s.viewed.tokens
+		// A file of keys that the configuration names is gone. What changed of
+		// other issuers holds all the same.
+		s.log.Error("the keys of an issuer cannot be read again; those from before stay", "error", err)
 	}
 	s.viewed = &view{now, verifier}
 	return s.viewed

@@ -106,14 +106,21 @@ func New(issuers []Issuer, client *http.Client) (*Verifier, error) {
 	if client == nil {
 		client = &http.Client{Timeout: usual.fetch}
 	}
-	return (&Verifier{client: client}).With(issuers)
+	v, err := (&Verifier{client: client}).With(issuers)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
 }
 
 // With makes a verifier for a changed registry. Keys that were fetched of
 // issuers which did not change go along, so that a change elsewhere neither
 // fetches nor depends on them being reachable now; the verifications that
-// count for a while do not.
+// count for a while do not. With an error there is a verifier all the same: an
+// issuer whose file cannot be read now keeps the keys that it had, if nothing
+// else of it changed, and is refused otherwise.
 func (v *Verifier) With(issuers []Issuer) (*Verifier, error) {
+	var failed error
 	next := &Verifier{client: v.client, issuers: map[string]*trusted{}, recent: map[[sha256.Size]byte]verified{}}
 	for _, i := range issuers {
 		if _, twice := next.issuers[i.URL]; twice {
@@ -124,12 +131,14 @@ func (v *Verifier) With(issuers []Issuer) (*Verifier, error) {
 			continue
 		}
 		t, err := trust(i, v.client)
-		if err != nil {
-			return nil, err
+		if failed = errors.Join(failed, err); err != nil {
+			if t = v.issuers[i.URL]; t == nil || i.JWKSFile == "" || i.JWKSFile != t.how.JWKSFile || !slices.Equal(i.Algs, t.how.Algs) {
+				continue
+			}
 		}
 		next.issuers[i.URL] = t
 	}
-	return next, nil
+	return next, failed
 }
 
 // same tells whether nothing but time can have changed the issuer's keys. A file can have changed.
