@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -154,6 +155,9 @@ func (s *Store) Suspend(ctx context.Context, what *identityv1.Suspension, by str
 		if err := s.suspendable(what); err != nil {
 			return err
 		}
+		if err := s.roomFor(what); by == ByAdministrator && err != nil {
+			return err
+		}
 	}
 	var err error
 	for range 5 {
@@ -175,6 +179,29 @@ func (s *Store) suspendable(what *identityv1.Suspension) error {
 	}
 	if what.GetSubject() != "" && !now.Names(what.GetTenant(), what.GetIssuer()) {
 		return refused(errkind.NotFound, "the issuer is not registered for tenant %s", tenant)
+	}
+	return nil
+}
+
+// mostByAdministrators is of how many users a tenant's bucket has suspensions, lifted ones included, before
+// only operators add to them: the bucket is everybody's, and a lifted one leaves its key there.
+const mostByAdministrators = 2000
+
+// roomFor bounds what one tenant's administrators can put into the bucket.
+func (s *Store) roomFor(what *identityv1.Suspension) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, had := s.entries[keyOfSuspension(what)]; had {
+		return nil
+	}
+	n, users := 0, suspendedKey+what.GetTenant()+".user."
+	for key := range s.entries {
+		if strings.HasPrefix(key, users) {
+			n++
+		}
+	}
+	if n >= mostByAdministrators {
+		return refused(errkind.Refused, "tenant %s has had %d users suspended; an operator of the platform must suspend more", what.GetTenant(), n)
 	}
 	return nil
 }
