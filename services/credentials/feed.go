@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -97,17 +98,10 @@ func (s *service) jwks(_ context.Context, r bus.Request, req *credentialsv1.Jwks
 // all is the whole answer for a host or a service, or for a frontend of a tenant; the lock is held.
 func (s *service) all(frontendOf ids.Tenant) *credentialsv1.JwksReply {
 	reply := &credentialsv1.JwksReply{Feed: s.feed, Seq: s.seq, Jwks: s.keySet(), CurveKey: s.box.Public()}
-	var gone []core.Generation
-	for g := range s.state.Revoked {
-		if frontendOf == "" || g.Tenant == frontendOf {
-			gone = append(gone, g)
-		}
-	}
-	slices.SortFunc(gone, func(a, b core.Generation) int { return s.state.Revoked[b].Compare(s.state.Revoked[a]) })
-	for _, g := range gone[:min(len(gone), maxTold)] {
+	for _, g := range latest(s.state.Revoked, frontendOf) {
 		reply.Revoked = append(reply.Revoked, &credentialsv1.RevokedGeneration{
-			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(s.state.Revoked[g]),
-			Generation: &corev1.Stamp{Incarnation: g.Generation.Incarnation, Index: g.Generation.Index},
+			Tenant: string(g.Tenant), Session: string(g.Session), Until: timestamppb.New(g.until),
+			Generation: &corev1.Stamp{Incarnation: g.Generation.Generation.Incarnation, Index: g.Generation.Generation.Index},
 		})
 	}
 	if frontendOf != "" {
@@ -120,4 +114,32 @@ func (s *service) all(frontendOf ids.Tenant) *credentialsv1.JwksReply {
 		})
 	}
 	return reply
+}
+
+// deleted is a generation that was deleted.
+type deleted struct {
+	core.Generation
+	until time.Time
+}
+
+// latest are the generations that were deleted last, the last one first, at most maxTold. With many
+// deletions all hosts ask after each: what is too old to be among them is not sorted.
+func latest(revoked map[core.Generation]time.Time, of ids.Tenant) []deleted {
+	out := make([]deleted, 0, 2*maxTold)
+	var floor time.Time
+	cut := func() {
+		slices.SortFunc(out, func(a, b deleted) int { return b.until.Compare(a.until) })
+		out = out[:min(len(out), maxTold)]
+	}
+	for g, until := range revoked {
+		if of != "" && g.Tenant != of || !until.After(floor) {
+			continue
+		}
+		if out = append(out, deleted{g, until}); len(out) == 2*maxTold {
+			cut()
+			floor = out[maxTold-1].until
+		}
+	}
+	cut()
+	return out
 }
