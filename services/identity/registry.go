@@ -3,6 +3,8 @@ package identity
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -122,10 +124,7 @@ var errUnended = errs.E("end grants", errkind.Unavailable, "", "it is stored and
 // endGrants ends grants now, and once more a little later.
 func (s *service) endGrants(ctx context.Context, q *credentialsv1.EndGrantsRequest) error {
 	_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", q)
-	s.later(endAgain, func(ctx context.Context) error {
-		_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", q)
-		return err
-	})
+	s.endLater(q)
 	if err != nil {
 		s.log.Warn("grants of whoever was shut out cannot be ended now; it is tried again", "error", err)
 		return errUnended
@@ -133,11 +132,57 @@ func (s *service) endGrants(ctx context.Context, q *credentialsv1.EndGrantsReque
 	return nil
 }
 
-// later does something after a while, and again until it works, the service ends or it is too late.
-func (s *service) later(wait time.Duration, do func(context.Context) error) {
+// endLater ends grants once more. However often that is asked for the same grants, one waits: users may
+// ask, and credentials may be away for long.
+func (s *service) endLater(q *credentialsv1.EndGrantsRequest) {
+	key := strings.Join([]string{q.GetTenant(), q.GetIssuer(), q.GetSubject(), q.GetFrontend()}, "\x00")
+	if !s.unended.begin(key) {
+		return
+	}
+	s.later(endAgain, func(ctx context.Context) error {
+		_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", q)
+		return err
+	}, func() {
+		if s.unended.done(key) && s.follow.Err() == nil {
+			s.endLater(q)
+		}
+	})
+}
+
+// underWay are things of which each is under way once. The zero value has none; safe for concurrent use.
+type underWay struct {
+	mu sync.Mutex
+	of map[string]bool // true: it was asked for again
+}
+
+// begin reports whether it is to be begun; else it is under way, and is noted to be asked for again.
+func (u *underWay) begin(key string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.of == nil {
+		u.of = map[string]bool{}
+	}
+	_, is := u.of[key]
+	u.of[key] = is
+	return !is
+}
+
+// done ends it, and reports whether it was asked for again.
+func (u *underWay) done(key string) (again bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	again = u.of[key]
+	delete(u.of, key)
+	return again
+}
+
+// later does something after a while, and again until it works, the service ends or it is too late; then
+// over is called.
+func (s *service) later(wait time.Duration, do func(context.Context) error, over func()) {
 	s.ending.Go(func() {
-		over := time.Now().Add(endWithin)
-		for ; time.Now().Before(over); wait = min(max(2*wait, time.Second), 30*time.Second) {
+		defer over()
+		until := time.Now().Add(endWithin)
+		for ; time.Now().Before(until); wait = min(max(2*wait, time.Second), 30*time.Second) {
 			select {
 			case <-s.follow.Done():
 				return
@@ -168,7 +213,7 @@ func (s *service) heal() {
 			}
 		}
 		return nil
-	})
+	}, func() {})
 }
 
 // changed records under audit what an operator did to the registry, or was refused.

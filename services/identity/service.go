@@ -47,6 +47,7 @@ type service struct {
 	viewed   *view
 	follow   context.Context // ends after the doors are shut
 	ending   sync.WaitGroup  // of grants, of whoever was shut out
+	unended  underWay        // whose grants end once more
 
 	rpc     *bus.Service
 	durable *bus.Consumer
