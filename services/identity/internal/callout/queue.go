@@ -37,20 +37,30 @@ func (r *Responder) take(req micro.Request) {
 	}
 }
 
-// work answers questions until the responder stops.
+// work answers questions until the responder stops, and then those that came before.
 func (r *Responder) work() {
 	for {
 		select {
-		case <-r.ctx.Done():
-			return
 		case q := <-r.queue:
-			if time.Since(q.at) > patience {
-				r.unanswered(errLate)
-				continue
-			}
-			r.answer(q.Request)
+			r.next(q)
+			continue
+		case <-r.ctx.Done():
+		}
+		select {
+		case q := <-r.queue:
+			r.next(q)
+		default:
+			return
 		}
 	}
+}
+
+func (r *Responder) next(q asked) {
+	if time.Since(q.at) > patience {
+		r.unanswered(errLate)
+		return
+	}
+	r.answer(q.Request)
 }
 
 // silent counts questions that were not answered: whoever has no login can cause them, and must not be

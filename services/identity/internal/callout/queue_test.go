@@ -50,6 +50,11 @@ func TestAFloodOfLoginsIsNotAnsweredLate(t *testing.T) {
 		mu.Unlock()
 		stop()
 		r.under.Wait()
+		r.take(flood)
+		r.under.Go(r.work)
+		if r.under.Wait(); read != 2 {
+			t.Error("who came before the stop is not answered")
+		}
 		if n := strings.Count(log.String(), "level=WARN"); n == 0 || n > 3 {
 			t.Errorf("the log has %d lines of it", n)
 		}
