@@ -149,7 +149,7 @@ func (l *Ledger) Revoke(ctx context.Context, a *corev1.Actor, f ids.Frontend, al
 	}
 	rev, err := l.bucket.Put(ctx, revokedKey+pair, raw)
 	if err == nil {
-		l.take(map[string]state{pair: {rev, true}}, false)
+		l.take(map[string]state{pair: {rev, true}})
 	}
 	return err
 }

@@ -77,14 +77,31 @@ func TestOneRecordForAPairWhoeverWritesIt(t *testing.T) {
 // not outlive it.
 func TestABucketThatWasPutBackCountsAnew(t *testing.T) {
 	l := &Ledger{revoked: map[string]state{}, ready: make(chan struct{})}
-	l.take(map[string]state{"a.x": {9, true}, "b.x": {7, true}}, true)
-	l.take(map[string]state{"b.x": {10, false}}, false)
-	l.take(map[string]state{"b.x": {7, true}}, false)
+	l.takeWhole(map[string]state{"a.x": {9, true}, "b.x": {7, true}}, 0)
+	l.take(map[string]state{"b.x": {10, false}})
+	l.take(map[string]state{"b.x": {7, true}})
 	if l.revoked["b.x"].taken || !l.revoked["a.x"].taken {
 		t.Error("something older came back")
 	}
-	l.take(map[string]state{"a.x": {3, false}}, true)
+	l.takeWhole(map[string]state{"a.x": {3, false}}, l.last)
 	if l.revoked["a.x"].taken {
 		t.Error("a state that was put back does not count")
+	}
+}
+
+// TestARightTakenWhileTheListIsReadStaysTaken: what this replica wrote after a watch began is not in what the
+// watch finds, and is no sign that the bucket was put back.
+func TestARightTakenWhileTheListIsReadStaysTaken(t *testing.T) {
+	l := &Ledger{ready: make(chan struct{}), revoked: map[string]state{}}
+	l.takeWhole(map[string]state{"old": {5, true}}, 0)
+	before := l.last
+	l.take(map[string]state{"new": {7, true}})
+	l.takeWhole(map[string]state{"old": {5, true}}, before)
+	if !l.revoked["new"].taken || !l.revoked["old"].taken {
+		t.Errorf("forgotten: %v", l.revoked)
+	}
+	l.takeWhole(map[string]state{"other": {3, true}}, l.last)
+	if l.revoked["new"].taken || !l.revoked["other"].taken || l.last != 3 {
+		t.Errorf("the bucket was put back: %v", l.revoked)
 	}
 }

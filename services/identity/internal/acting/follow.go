@@ -44,6 +44,9 @@ func (l *Ledger) follow(ctx context.Context) {
 }
 
 func (l *Ledger) watch(ctx context.Context) error {
+	l.mu.RLock()
+	before := l.last
+	l.mu.RUnlock()
 	w, err := l.bucket.KV().Watch(ctx, revokedKey+">")
 	if err != nil {
 		return err
@@ -59,13 +62,13 @@ func (l *Ledger) watch(ctx context.Context) error {
 			case !ok:
 				return errs.E("watch", errkind.Unavailable, "", "the watch ended")
 			case e == nil:
-				l.take(held, true)
+				l.takeWhole(held, before)
 				whole = true
 			default:
 				pair := strings.TrimPrefix(e.Key(), revokedKey)
 				now := state{e.Revision(), e.Operation() == jetstream.KeyValuePut}
 				if whole {
-					l.take(map[string]state{pair: now}, false)
+					l.take(map[string]state{pair: now})
 				} else {
 					held[pair] = now
 				}
@@ -74,30 +77,40 @@ func (l *Ledger) watch(ctx context.Context) error {
 	}
 }
 
-// take takes in what is newer. A whole that ends before what is known is of a
-// bucket that was put back: then only it counts.
-func (l *Ledger) take(news map[string]state, whole bool) {
+// take takes in what is newer.
+func (l *Ledger) take(news map[string]state) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add(news)
+}
+
+// takeWhole takes in all that the bucket holds. When that ends before what was known as the watch began,
+// the bucket was put back, and only it counts. What this replica wrote since is no sign of that.
+func (l *Ledger) takeWhole(held map[string]state, before uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var last uint64
-	for _, s := range news {
+	for _, s := range held {
 		last = max(last, s.rev)
 	}
-	if whole && last < l.last {
+	if last < before {
 		l.revoked, l.last = map[string]state{}, 0
 	}
+	l.add(held)
+	select {
+	case <-l.ready:
+	default:
+		close(l.ready)
+	}
+}
+
+// add takes in what is newer; the lock is held.
+func (l *Ledger) add(news map[string]state) {
 	for pair, s := range news {
 		if s.rev > l.revoked[pair].rev {
 			l.revoked[pair] = s
 		}
-	}
-	l.last = max(l.last, last)
-	if whole {
-		select {
-		case <-l.ready:
-		default:
-			close(l.ready)
-		}
+		l.last = max(l.last, s.rev)
 	}
 }
 
@@ -109,7 +122,7 @@ func (l *Ledger) Acted(a *corev1.Actor, at time.Time) {
 	l.mu.RLock()
 	had, ok := l.recent[pair]
 	l.mu.RUnlock()
-	if ok && had == now {
+	if ok && had.hour == now.hour && (had.acting == now.acting || now.acting == "") {
 		return
 	}
 	select {
@@ -143,7 +156,9 @@ func (l *Ledger) write(ctx context.Context) {
 	}
 }
 
-// put writes one note; another replica may write the same pair at once.
+// put writes one note; another replica may write the same pair at once. That a
+// frontend comes with the user's own token as well does not erase as whom it
+// acted with exchanged ones.
 func (l *Ledger) put(ctx context.Context, n note) (err error) {
 	for range 5 {
 		raw, rev, gerr := l.bucket.Get(ctx, actedKey+n.pair)
@@ -155,6 +170,9 @@ func (l *Ledger) put(ctx context.Context, n note) (err error) {
 			if err := proto.Unmarshal(raw, r); err != nil {
 				return errs.E("note who acted", errkind.DataLoss, "", err)
 			}
+		}
+		if n.acting == "" {
+			n.acting = r.GetActing()
 		}
 		hour := n.at.Truncate(time.Hour)
 		if gerr == nil && !r.GetLastAt().AsTime().Before(hour) && r.GetActing() == n.acting {
