@@ -266,9 +266,9 @@ func TestALoginEndsAndIsRenewed(t *testing.T) {
 	}
 }
 
-// Whoever is suspended is off the bus within two seconds and does not come back; others stay, and
-// services most of all.
-func TestSuspensionDisconnectsWithinTwoSeconds(t *testing.T) {
+// Whoever is suspended is off the bus (how soon: make bench-identity) and does not come back; others
+// stay, and services most of all.
+func TestASuspensionDisconnects(t *testing.T) {
 	w := newWorld(t)
 	w.serve(t, lives)
 	warden := NewWarden(bustest.Connect(t, w.Embedded, subjects.Warden()).NATS(), bustest.Log(t))
@@ -284,12 +284,12 @@ func TestSuspensionDisconnectsWithinTwoSeconds(t *testing.T) {
 	over := make(chan struct{})
 	user.NATS().SetDisconnectErrHandler(func(*nats.Conn, error) { close(over); user.NATS().SetDisconnectErrHandler(nil) })
 	w.book.suspend(web, true)
-	t.Logf("disconnected after %s", eventually(t, "the frontend is disconnected", 2*time.Second, func() bool { return !bad.Connected() }))
+	t.Logf("disconnected after %s", eventually(t, "the frontend is disconnected", 20*time.Second, func() bool { return !bad.Connected() }))
 	w.book.suspend(ann, true)
 	select {
 	case <-over:
-	case <-time.After(2 * time.Second):
-		t.Error("the user is still connected after two seconds")
+	case <-time.After(20 * time.Second):
+		t.Error("the user is still connected")
 	}
 	if !other.Connected() || !svc.Connected() || other.NATS().Reconnects != 0 || svc.NATS().Reconnects != 0 {
 		t.Error("somebody else was disconnected")
