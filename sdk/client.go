@@ -13,7 +13,9 @@ import (
 )
 
 // Client is one login to the bus. It reconnects by itself for as long as it
-// is not closed, and is safe for concurrent use.
+// is not closed, and is safe for concurrent use. When the bus refuses the login
+// for about 2 s, streams end and calls fail with ErrDenied, further ones at
+// once, until it is let in again.
 type Client struct {
 	cfg Config
 	me  subjects.Caller
@@ -29,10 +31,11 @@ type Client struct {
 	stop    context.CancelFunc
 	ctx     context.Context // ends with Close
 	denials map[*denial]struct{}
+	shut    shut
 }
 
 // Connect logs in. Errors: Invalid (configuration), Unavailable (nobody
-// listens), Denied or Unauthenticated (the login was refused).
+// listens), Denied (the login was refused).
 func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	cfg, me, err := cfg.resolve()
 	if err != nil {
@@ -64,6 +67,9 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	case r := <-done:
 		if r.err != nil {
 			c.stop()
+			if errors.Is(r.err, nats.ErrAuthorization) {
+				r.err = errShut(r.err)
+			}
 			return nil, wrap("connect to the bus as "+cfg.Name, r.err)
 		}
 		c.nc = r.nc
@@ -98,11 +104,14 @@ func (c *Client) reconnected() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lives++
+	c.shut = shut{}
 	for st := range c.streams {
 		st.lose(errReconnected)
 	}
 	for d := range c.denials {
-		d.cancel(interrupted())
+		if !d.lasting {
+			d.cancel(interrupted())
+		}
 	}
 }
 
@@ -114,6 +123,9 @@ func (c *Client) track(st *stream) {
 	c.streams[st] = struct{}{}
 	if st.born != c.lives {
 		st.lose(errReconnected)
+	}
+	if c.shut.why != nil {
+		st.finish(c.shut.why)
 	}
 }
 
@@ -133,36 +145,40 @@ func (c *Client) untrack(st *stream) {
 // denial is one request under way that wants to know why no answer will come.
 type denial struct {
 	subject string
+	lasting bool // goes on over reconnects
 	cancel  context.CancelCauseFunc
 }
 
-// asyncError hands a permission violation to the request that met it, which
-// would otherwise look like a time-out.
-func (c *Client) asyncError(err error) {
-	if !errors.Is(err, nats.ErrPermissionViolation) {
-		return
-	}
+// forbidden ends the request that met a permission violation.
+func (c *Client) forbidden(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for d := range c.denials {
-		if strings.Contains(err.Error(), `"`+d.subject+`"`) {
+		if d.subject != "" && strings.Contains(err.Error(), `"`+d.subject+`"`) {
 			d.cancel(err)
 		}
 	}
 }
 
 // underWay returns a context that ends when the bus refuses a publish on
-// subject or the connection was interrupted, and what stops watching.
+// subject, the connection was interrupted or the client is shut out, and what
+// stops watching.
 func (c *Client) underWay(ctx context.Context, subject string) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	d := &denial{subject, cancel}
+	return c.watch(ctx, denial{subject: subject})
+}
+
+func (c *Client) watch(ctx context.Context, d denial) (context.Context, func()) {
+	ctx, d.cancel = context.WithCancelCause(ctx)
 	c.mu.Lock()
-	c.denials[d] = struct{}{}
+	c.denials[&d] = struct{}{}
+	if c.shut.why != nil {
+		d.cancel(c.shut.why)
+	}
 	c.mu.Unlock()
 	return ctx, func() {
 		c.mu.Lock()
-		delete(c.denials, d)
+		delete(c.denials, &d)
 		c.mu.Unlock()
-		cancel(nil)
+		d.cancel(nil)
 	}
 }

@@ -90,18 +90,22 @@ func (c *Client) Events(ctx context.Context, f EventFilter) (iter.Seq2[Event, er
 	if err != nil {
 		return nil, wrap("subscribe to events", err)
 	}
-	if err := c.nc.FlushWithContext(deadline(ctx)); err != nil {
+	in, done := c.whileLetIn(ctx)
+	if err := c.nc.FlushWithContext(deadline(in)); err != nil {
+		err = causeOf(in, err)
+		done()
 		return nil, wrap("subscribe to events", err)
 	}
 	return func(yield func(Event, error) bool) {
+		defer done()
 		defer func() { _ = sub.Unsubscribe() }()
 		for {
-			msg, err := sub.NextMsgWithContext(ctx)
+			msg, err := sub.NextMsgWithContext(in)
 			if ctx.Err() != nil {
 				return
 			}
 			if err != nil {
-				yield(Event{}, wrap("read events", err))
+				yield(Event{}, wrap("read events", causeOf(in, err)))
 				return
 			}
 			if e, ok := EventOf(msg.Subject, msg.Header, msg.Data); ok && !yield(e, nil) {
@@ -175,18 +179,20 @@ func (c *Client) LastEvent(ctx context.Context, tenant, session, event string) (
 	if err != nil {
 		return Event{}, wrap(op, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	in, done := c.whileLetIn(ctx)
+	defer done()
+	ctx, cancel := context.WithTimeout(in, c.cfg.Timeout)
 	defer cancel()
 	st, err := js.Stream(ctx, sessionStream)
 	if err != nil {
-		return Event{}, wrap(op, err)
+		return Event{}, wrap(op, causeOf(in, err))
 	}
 	msg, err := st.GetLastMsgForSubject(ctx, subjects.Session(ids.Tenant(tenant), ids.SessionKey(session), event))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return Event{}, &Error{Op: op, Kind: errkind.NotFound, Reason: "no event " + event + " of this session is stored", Cause: err}
 	}
 	if err != nil {
-		return Event{}, wrap(op, err)
+		return Event{}, wrap(op, causeOf(in, err))
 	}
 	e, _ := EventOf(msg.Subject, msg.Header, msg.Data)
 	return e, nil
@@ -204,14 +210,21 @@ func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (ite
 	if f.Hosts || f.Pools {
 		stream = fleetStream
 	}
-	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
+	in, done := c.whileLetIn(ctx)
+	read := false // by the caller, who ends the watch
+	defer func() {
+		if !read {
+			done()
+		}
+	}()
+	cons, err := js.OrderedConsumer(in, stream, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
 	if err != nil {
-		return nil, wrap(op, err)
+		return nil, wrap(op, causeOf(in, err))
 	}
-	info, err := cons.Info(ctx)
+	info, err := cons.Info(in)
 	if err != nil {
-		return nil, wrap(op, err)
+		return nil, wrap(op, causeOf(in, err))
 	}
 	if f.Stop && info.NumPending == 0 && info.Delivered.Consumer == 0 {
 		return func(func(Event, error) bool) {}, nil
@@ -220,15 +233,17 @@ func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (ite
 	if err != nil {
 		return nil, wrap(op, err)
 	}
+	read = true
 	return func(yield func(Event, error) bool) {
+		defer done()
 		defer it.Stop()
 		for {
-			msg, err := it.Next(jetstream.NextContext(ctx))
+			msg, err := it.Next(jetstream.NextContext(in))
 			if ctx.Err() != nil {
 				return
 			}
 			if err != nil {
-				yield(Event{}, wrap(op, err))
+				yield(Event{}, wrap(op, causeOf(in, err)))
 				return
 			}
 			if e, ok := EventOf(msg.Subject(), msg.Headers(), msg.Data()); ok && !yield(e, nil) {

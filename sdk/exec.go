@@ -187,7 +187,8 @@ func (p *Process) Gaps() []Gap {
 }
 
 // Signal sends a signal, for example "SIGTERM", to the process group. nil
-// means that it was sent to the host.
+// means that it was sent to the host. ErrUnavailable: the stream is lost just
+// now.
 func (p *Process) Signal(name string) error {
 	return p.tell("signal", &boxv1.Frame{Body: &boxv1.Frame_Signal{Signal: &boxv1.Signal{Name: name}}})
 }
@@ -206,6 +207,9 @@ func (p *Process) tell(op string, f *boxv1.Frame) error {
 	p.mu.Lock()
 	st := p.st
 	p.mu.Unlock()
+	if why := context.Cause(st.ctx); isLost(why) {
+		return wrap(op, why)
+	}
 	return wrap(op, st.send(f))
 }
 

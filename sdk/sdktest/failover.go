@@ -1,9 +1,14 @@
 package sdktest
 
 import (
+	"slices"
+
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/sdk"
 )
 
 // faults are what the next requests meet. Guarded by Server.mu.
@@ -81,4 +86,24 @@ func (s *Server) leads() error {
 		return fault{errkind.NotLeader, "this replica is not the leader"}
 	}
 	return nil
+}
+
+// ShutOut has the bus end the connection of a tenant's frontend, and refuse its login until letIn is
+// called, as it does with a tenant that is suspended.
+func (s *Server) ShutOut(tenant string) (letIn func() error, err error) {
+	f, err := sdk.ReadClientFile(s.ClientFile(tenant))
+	if err != nil {
+		return nil, err
+	}
+	kp, err := nkeys.FromSeed([]byte(f.Seed))
+	if err != nil {
+		return nil, err
+	}
+	pub, err := kp.PublicKey()
+	if err != nil {
+		return nil, err
+	}
+	without := s.bus.Clone()
+	without.Nkeys = slices.DeleteFunc(slices.Clone(without.Nkeys), func(u *server.NkeyUser) bool { return u.Nkey == pub })
+	return func() error { return s.ns.ReloadOptions(s.bus.Clone()) }, s.ns.ReloadOptions(without)
 }

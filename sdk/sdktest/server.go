@@ -54,6 +54,7 @@ const Issuer = "https://issuer.sdktest"
 type Server struct {
 	opts     Options
 	ns       *server.Server
+	bus      *server.Options // as it was started
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	identity seal.XKey
@@ -166,9 +167,9 @@ func (s *Server) startBus() error {
 	if err != nil {
 		return err
 	}
-	s.ns, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, NoSigs: true, NoLog: true, TLSConfig: conf, TLSTimeout: 5,
-		StoreDir: filepath.Join(s.opts.Dir, "bus"), Nkeys: users})
-	if err != nil {
+	s.bus = &server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, NoSigs: true, NoLog: true, TLSConfig: conf, TLSTimeout: 5,
+		StoreDir: filepath.Join(s.opts.Dir, "bus"), Nkeys: users}
+	if s.ns, err = server.NewServer(s.bus.Clone()); err != nil {
 		return err
 	}
 	s.ns.Start()
