@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"slices"
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
@@ -81,14 +82,33 @@ func (s *service) decideOpen(ctx context.Context, e core.OpenAsked) ([]core.Comm
 	return core.Decide(s.policy, e, s.now())
 }
 
+// wake asks scheduler, and tells of it beside that. A session that is older than
+// the newest of several keys is known by scheduler alone: then its answer says
+// whom to tell, and an event under another key would lead nowhere.
 func (s *service) wake(ctx context.Context, a *corev1.Admission) (*schedulerv1.WakeReply, error) {
-	s.tell(ctx, core.Publish{Name: "resume", Tenant: a.GetActor().GetTenant(), Session: a.GetKeys()[0],
-		Body: &lifecyclev1.Resume{
-			Session: &corev1.SessionRef{Tenant: a.GetActor().GetTenant(), Session: a.GetKeys()[0]},
-			Cause:   a.GetCause(), Terms: a.GetTerms(), RequestId: a.GetRequestId()}})
-	ctx, cancel := context.WithDeadline(ctx, a.GetDeadline().AsTime())
+	keys := a.GetKeys()
+	if len(keys) == 1 {
+		s.resuming(ctx, a, keys[0])
+	}
+	asking, cancel := context.WithDeadline(ctx, a.GetDeadline().AsTime())
 	defer cancel()
-	return bus.Invoke[*schedulerv1.WakeReply](ctx, s.conn, "scheduler", "wake", &schedulerv1.WakeRequest{Admission: a})
+	reply, err := bus.Invoke[*schedulerv1.WakeReply](asking, s.conn, "scheduler", "wake", &schedulerv1.WakeRequest{Admission: a})
+	if len(keys) > 1 {
+		key := keys[0]
+		if found := reply.GetSession().GetSession(); err == nil && slices.Contains(keys, found) {
+			key = found
+		}
+		s.resuming(ctx, a, key)
+	}
+	return reply, err
+}
+
+// resuming tells that a wake of the session was asked for.
+func (s *service) resuming(ctx context.Context, a *corev1.Admission, key string) {
+	tenant := a.GetActor().GetTenant()
+	s.tell(ctx, core.Publish{Name: "resume", Tenant: tenant, Session: key, Body: &lifecyclev1.Resume{
+		Session: &corev1.SessionRef{Tenant: tenant, Session: key},
+		Cause:   a.GetCause(), Terms: a.GetTerms(), RequestId: a.GetRequestId()}})
 }
 
 // close is a sleep that the user asked for; it does not ask whether the sandbox is busy.

@@ -44,7 +44,9 @@ type world struct {
 	activity chan time.Time
 	deletes  chan *schedulerv1.DeleteRequest
 	verdict  error // scheduler's answer to a delete
-	hosts    []*schedulerv1.HostRecord
+	// wakeFault is its answer to a wake, while set.
+	wakeFault error
+	hosts     []*schedulerv1.HostRecord
 }
 
 func newWorld(t *testing.T) *world {
@@ -56,6 +58,11 @@ func newWorld(t *testing.T) *world {
 	must(t, err)
 	must(t, bus.Handle(micro, "wake", func(_ context.Context, _ bus.Request, r *schedulerv1.WakeRequest) (*schedulerv1.WakeReply, error) {
 		w.wakes <- r
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.wakeFault != nil {
+			return nil, w.wakeFault
+		}
 		return &schedulerv1.WakeReply{Session: w.ref(), Host: "h1", Terms: r.GetAdmission().GetTerms()}, nil
 	}))
 	must(t, bus.Handle(micro, "hosts", func(context.Context, bus.Request, *schedulerv1.HostsRequest) (*schedulerv1.HostsReply, error) {

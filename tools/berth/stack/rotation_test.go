@@ -2,6 +2,7 @@ package stack
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,15 +45,19 @@ func TestTwoRotationsKeepOneSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	audited, err := op.NATS().SubscribeSync("berth.v1.audit.identity.acme.*")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for version := uint32(2); version <= 3; version++ {
 		now := time.Now()
 		keys, err := keyfile.Add(filepath.Join(dir, "keys", "identity-session.json"), 8, now.Add(4*time.Second), now)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The event of lifecycle is under the key that comes first.
+		// Identity's audit is under the key that comes first.
 		key := ids.DeriveSessionKey(keys.Newest().Secret, info.Issuer+"/acme", "acme", "ann", ids.DefaultSession)
-		awaitResume(t, resumed, key, func() {
+		awaitAudit(t, audited, key, func() {
 			if s := open(); s.Key() != first.Key() || s.Generation() != first.Generation() {
 				t.Fatalf("version %d made another session: %s %s after %s %s", version, s.Key(), s.Generation(), first.Key(), first.Generation())
 			}
@@ -64,6 +69,7 @@ func TestTwoRotationsKeepOneSession(t *testing.T) {
 			t.Fatalf("version %d woke another session: %s, %s", version, s.Generation(), s.Origin())
 		}
 	}
+	onlyResumed(t, resumed, ids.SessionKey(first.Key()))
 	if err := c.DeleteSession(t.Context(), sdk.UserSession{}); err != nil {
 		t.Fatal(err)
 	}
@@ -72,20 +78,39 @@ func TestTwoRotationsKeepOneSession(t *testing.T) {
 	}
 }
 
-// awaitResume does something again and again until a session is resumed by a key.
-func awaitResume(t *testing.T, events *nats.Subscription, key ids.SessionKey, do func()) {
+// awaitAudit does something again and again until identity records it under a key.
+func awaitAudit(t *testing.T, records *nats.Subscription, key ids.SessionKey, do func()) {
 	t.Helper()
 	for end := time.Now().Add(40 * time.Second); time.Now().Before(end); {
 		do()
 		for {
-			m, err := events.NextMsg(200 * time.Millisecond)
+			m, err := records.NextMsg(200 * time.Millisecond)
 			if err != nil {
 				break
 			}
-			if on, err := subjects.ParseSession(m.Subject); err == nil && on.Session == key {
+			if strings.HasSuffix(m.Subject, "."+string(key)) {
 				return
 			}
 		}
 	}
-	t.Fatalf("no session was resumed by %s", key)
+	t.Fatalf("nothing was recorded under %s", key)
+}
+
+// onlyResumed holds that sessions were resumed, all under one key.
+func onlyResumed(t *testing.T, events *nats.Subscription, key ids.SessionKey) {
+	t.Helper()
+	n := 0
+	for {
+		m, err := events.NextMsg(time.Second)
+		if err != nil {
+			break
+		}
+		n++
+		if on, err := subjects.ParseSession(m.Subject); err != nil || on.Session != key {
+			t.Errorf("a resume of %s was told on %s", key, m.Subject)
+		}
+	}
+	if n < 4 {
+		t.Errorf("%d resumes were told", n)
+	}
 }
