@@ -167,7 +167,7 @@ func TestAUserSeesAndSettlesWhoActsForThem(t *testing.T) {
 		return out
 	}
 	until(t, "both frontends are listed", func() bool { l := list(); return l["mobile"] != nil && l["web"] != nil })
-	if f := list()["mobile"]; f.GetFirstAt() == nil || f.GetLastAt().AsTime().Minute() != 0 || f.GetRevokedAt() != nil {
+	if f := list()["mobile"]; f.GetFirstAt() == nil || f.GetLastAt().AsTime().Before(f.GetFirstAt().AsTime()) || f.GetRevokedAt() != nil {
 		t.Errorf("listed as %v", f)
 	}
 	w.seen()
@@ -267,4 +267,28 @@ func TestRevocationsOutliveIdentityAndReachItsReplicas(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// TestTheFirstOpenByAnExchangedTokenIsListedWithItsParty: and stays so when the frontend comes with the
+// user's own token.
+func TestTheFirstOpenByAnExchangedTokenIsListedWithItsParty(t *testing.T) {
+	w, _ := newSharedWorld(t)
+	own := w.token(t, "acme", "alice", time.Now())
+	exchanged, err := devissuer.Exchange(w.dir, "acme", own, "agent", time.Now())
+	must(t, err)
+	wellDone(t, "open", w.ask(t, w.other, exchanged, "open", &identityv1.OpenRequest{}))
+	for _, token := range []string{exchanged, own} {
+		wellDone(t, "open", w.ask(t, w.other, token, "open", &identityv1.OpenRequest{}))
+		until(t, "the frontend is listed", func() bool {
+			for _, f := range w.ask(t, w.front, own, "frontends", &identityv1.FrontendsRequest{}).GetFrontends().GetFrontends() {
+				if f.GetFrontend() == "mobile" {
+					if f.GetActing() != "agent" {
+						t.Errorf("listed as %v", f)
+					}
+					return true
+				}
+			}
+			return false
+		})
+	}
 }

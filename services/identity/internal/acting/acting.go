@@ -221,6 +221,9 @@ func merge(found map[string]*identityv1.ActedFor, e jetstream.KeyValueEntry) err
 	if err := proto.Unmarshal(e.Value(), &r); err != nil {
 		return err
 	}
+	if r.GetLastAt() != nil && r.GetLastAt().AsTime().Before(r.GetFirstAt().AsTime()) {
+		r.LastAt = r.GetFirstAt() // it is written to the hour, and the first to the second
+	}
 	had := found[r.GetFrontend()]
 	if had == nil {
 		found[r.GetFrontend()] = &r
