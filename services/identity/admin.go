@@ -121,9 +121,21 @@ func (x *exchange) byHandle(ctx context.Context, c core.FindSession) (string, er
 	return "", nil
 }
 
+// mayStillAttach refuses whoever was shut out while the session was looked up.
+func (x *exchange) mayStillAttach() error {
+	if x.state.Asked.Door == core.Console { // an operator may look into a tenant that is shut out
+		return nil
+	}
+	return x.currentPolicy().StillMay(x.state)
+}
+
 // tellAttached returns once the event that the user's frontend sees is
-// stored: without it there is no grant.
+// stored: without it there is no grant. What can be refused is refused before,
+// so that the user reads of nobody who was turned away.
 func (x *exchange) tellAttached(ctx context.Context, e *identityv1.Attached) error {
+	if err := x.mayStillAttach(); err != nil {
+		return err
+	}
 	_, err := x.conn.Publish(ctx, subjects.Session(ids.Tenant(e.GetSession().GetTenant()), ids.SessionKey(e.GetSession().GetSession()), "attached"), e,
 		bus.WithTime(e.GetAt().AsTime()))
 	if err != nil {
@@ -134,10 +146,8 @@ func (x *exchange) tellAttached(ctx context.Context, e *identityv1.Attached) err
 
 // mintAttach gets the short grant, which cannot be renewed.
 func (x *exchange) mintAttach(ctx context.Context, c core.MintAttach) error {
-	if x.state.Asked.Door != core.Console { // an operator may look into a tenant that is shut out
-		if err := x.currentPolicy().StillMay(x.state); err != nil {
-			return err
-		}
+	if err := x.mayStillAttach(); err != nil { // storing the event may have taken seconds
+		return err
 	}
 	ref, env, at := c.Record.GetSession(), x.state.Asked.Envelope, x.state.Asked.StoredAt
 	expires := at.Add(core.AttachFor)

@@ -27,8 +27,9 @@ import (
 
 // fakeScheduler stands for scheduler: it shows and lists what a test put in.
 type fakeScheduler struct {
-	mu  sync.Mutex
-	all []*schedulerv1.SessionRecord
+	mu     sync.Mutex
+	all    []*schedulerv1.SessionRecord
+	before func() // runs once, before a session is shown
 }
 
 func (r *fakeScheduler) put(recs ...*schedulerv1.SessionRecord) {
@@ -45,6 +46,13 @@ func (r *fakeScheduler) serve(t *testing.T, conn *bus.Conn) {
 	svc, err := conn.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
 	must(t, err)
 	must(t, bus.Handle(svc, "show", func(_ context.Context, _ bus.Request, q *schedulerv1.ShowRequest) (*schedulerv1.ShowReply, error) {
+		r.mu.Lock()
+		first := r.before
+		r.before = nil
+		r.mu.Unlock()
+		if first != nil {
+			first()
+		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, rec := range r.all {
