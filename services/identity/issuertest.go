@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/identity/internal/registry"
 	"github.com/berth-dev/berth/services/identity/internal/tokens"
 )
 
@@ -46,7 +48,7 @@ func (s *service) tested(ctx context.Context, q *identityv1.IssuerTestRequest, t
 	v := s.view()
 	i, ok := v.snapshot.Issuer(q.GetIssuer(), q.GetAudience())
 	if !ok {
-		t.step("registered", "", errs.E("test issuer", errkind.NotFound, "", "this issuer and audience are not registered; an issuer with several audiences needs one named"))
+		t.step("registered", "", errs.E("test issuer", errkind.NotFound, "", unregistered(v.snapshot, q)))
 		return
 	}
 	t.reply.Tenant = i.GetTenant()
@@ -54,28 +56,48 @@ func (s *service) tested(ctx context.Context, q *identityv1.IssuerTestRequest, t
 	if found, ok := v.snapshot.Tenant(ids.Tenant(i.GetTenant())); ok && found.GetSuspended() {
 		t.step("tenant", "", errs.E("test issuer", errkind.Refused, "", "the tenant is suspended"))
 	}
-	trust := v.snapshot.Trust(i.GetIssuer())
-	keys, err := tokens.Probe(ctx, trust)
-	if !t.step("keys", fmt.Sprintf("%d: %s", len(keys), strings.Join(keys, ", ")), err) || len(q.GetSealedToken()) == 0 {
+	probed, err := tokens.Probe(ctx, v.snapshot.Trust(i.GetIssuer()))
+	if err != nil {
+		t.step("keys", "", err)
+		return
+	}
+	if !t.step("keys", fmt.Sprintf("%d: %s", len(probed.Keys), strings.Join(probed.Keys, ", ")), nil) || len(q.GetSealedToken()) == 0 {
 		return
 	}
 	raw, err := s.openSealed(q.GetSealedToken())
-	if !t.step("sealed token", "opened", err) {
-		return
+	if t.step("sealed token", "opened", err) {
+		s.examined(ctx, v, probed, string(raw), t)
 	}
-	fresh, err := tokens.New([]tokens.Issuer{trust}, nil)
+}
+
+// examined takes a token through the steps after its keys were fetched.
+func (s *service) examined(ctx context.Context, v *view, probed *tokens.Probed, raw string, t *trial) {
+	tok, failed, err := probed.Examine(ctx, raw)
 	if err != nil {
-		t.step("signature", "", err)
+		t.step(failed, "", err)
 		return
 	}
-	tok, err := fresh.Verify(ctx, string(raw))
-	if !t.step("signature", "good", err) {
-		return
-	}
+	t.step(tokens.StepSignature, "good", nil)
 	who, err := v.snapshot.Policy.Vouch(coreToken(tok), time.Now())
+	audiences := v.snapshot.Audiences(tok.Issuer)
+	if err != nil && !slices.ContainsFunc(audiences, func(a string) bool { return slices.Contains(tok.Audience, a) }) {
+		err = errs.Errorf("test issuer", errkind.Unauthenticated, "the token is for an audience that is not registered; registered for its issuer: %s", strings.Join(audiences, ", "))
+	}
 	if t.step("policy", "times, audience and plan are good", err) {
 		t.reply.Tenant, t.reply.Subject, t.reply.Plan, t.reply.Administrator = string(who.Principal.Tenant), who.Principal.Subject, who.Plan, who.Administrator
 	}
+}
+
+// unregistered says what of an issuer and an audience is not registered.
+func unregistered(now *registry.Snapshot, q *identityv1.IssuerTestRequest) string {
+	audiences := strings.Join(now.Audiences(q.GetIssuer()), ", ")
+	switch {
+	case audiences == "":
+		return "this issuer is not registered"
+	case q.GetAudience() == "":
+		return "the issuer is registered with several audiences, and one must be named: " + audiences
+	}
+	return "the issuer is not registered with this audience; registered: " + audiences
 }
 
 // openSealed opens what was sealed to a curve key that identity has.

@@ -149,6 +149,17 @@ func (s *Snapshot) Issuer(issuer, audience string) (*identityv1.Issuer, bool) {
 	return found[0], true
 }
 
+// Audiences are those that an issuer is registered with, sorted.
+func (s *Snapshot) Audiences(issuer string) (out []string) {
+	for _, i := range s.issuers {
+		if i.GetIssuer() == issuer {
+			out = append(out, i.GetAudience())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // Trust is how tokens of an issuer are verified.
 func (s *Snapshot) Trust(issuer string) tokens.Issuer {
 	for _, t := range s.Issuers {
