@@ -81,10 +81,14 @@ func OpenCA(dir string, now time.Time) (*CA, error) {
 	return c, nil
 }
 
-// HasCA reports whether there is an authority in a folder.
-func HasCA(dir string) bool {
-	_, err := os.Stat((&CA{dir: dir}).file())
-	return err == nil
+// Readable reports why the authority in a folder cannot be opened: fs.ErrNotExist, there is none, or
+// fs.ErrPermission.
+func Readable(dir string) error {
+	f, err := os.Open((&CA{dir: dir}).file())
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 func (c *CA) create(now time.Time) error {

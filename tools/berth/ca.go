@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -56,7 +57,10 @@ func (a *app) clock() time.Time {
 // authority opens the authority, which must be there.
 func (a *app) authority() (*certs.CA, error) {
 	dir := certs.Folder(a.dir)
-	if !certs.HasCA(dir) {
+	switch err := certs.Readable(dir); {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("the certificate authority in %s cannot be read: %w", dir, fs.ErrPermission)
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("there is no certificate authority in %s; berth up or berth ca init makes one", dir)
 	}
 	return certs.OpenCA(dir, a.clock())
@@ -100,6 +104,8 @@ type caIssueCmd struct {
 	Name string   `arg:"" help:"The server's, replica's, service's or host's own name." placeholder:"NAME"`
 	Addr []string `help:"Host names and IP addresses where it is reached; for nats and scheduler." placeholder:"ADDR"`
 	Out  string   `help:"File for the certificate, its chain and its key." required:"" type:"path" placeholder:"FILE"`
+
+	Force bool `help:"Replace the file if it is there."`
 }
 
 func (c *caIssueCmd) Run(a *app) error {
@@ -122,6 +128,9 @@ func (c *caIssueCmd) Run(a *app) error {
 	}
 	if filepath.Clean(c.Out) == ca.BundleFile() {
 		return usage("%s holds the trusted roots; choose another file", c.Out)
+	}
+	if _, err := os.Lstat(c.Out); err == nil && !c.Force {
+		return fmt.Errorf("%s is there already; --force replaces it", c.Out)
 	}
 	if err := ca.Keep(c.Out, l, a.clock()); err != nil {
 		return err
