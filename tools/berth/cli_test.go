@@ -460,6 +460,12 @@ func TestDevToken(t *testing.T) {
 	if _, say, code := w.berth("", "dev", "token", "--user", "ann", "--ttl", "-1s"); code != 2 || say == "" {
 		t.Errorf("exit %d, %q", code, say)
 	}
+	// A token that no issuer of the tenant stands behind is refused only when it is used.
+	for _, args := range [][]string{{"dev", "token", "--tenant", "umbrella", "--user", "ann"}, {"session", "open", "--tenant", "umbrella", "--user", "ann", "--token", ""}} {
+		if _, say, code := w.berth("", args...); code != 1 || !strings.Contains(say, "tenant umbrella has no development issuer") || strings.Count(say, "\n") != 1 {
+			t.Errorf("berth %v: exit %d, %q", args, code, say)
+		}
+	}
 	// The fake's identity does not know the issuer: what matters is that the token was used.
 	os.Unsetenv("BERTH_TOKEN")
 	if _, say, code := w.berth("", "session", "open", "--user", "ann"); code != 1 || !strings.Contains(say, "the token is not good") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,7 +25,7 @@ type userFlags struct {
 	Client string `help:"Bus login: a name in <dir>/clients, or a path. Default: fe-<tenant>-cli, or another frontend of the tenant." placeholder:"NAME" env:"BERTH_CLIENT"`
 	Tenant string `help:"Tenant, for a development token." placeholder:"NAME" env:"BERTH_TENANT"`
 	User   string `help:"User, for a development token." placeholder:"NAME" env:"BERTH_USER"`
-	Token  string `help:"The user's token; instead of --user." placeholder:"JWT" env:"BERTH_TOKEN"`
+	Token  string `help:"The user's token, instead of --user: itself, or @FILE with it, or - for standard input." placeholder:"JWT" env:"BERTH_TOKEN"`
 }
 
 // connect logs in as the frontend that the flags name, with the user's tokens.
@@ -44,7 +45,7 @@ func (u userFlags) connect(a *app) (*sdk.Client, error) {
 	if who.Role != subjects.RoleFrontend {
 		return nil, fmt.Errorf("%s is no frontend; only a frontend can ask for sessions", file.Name)
 	}
-	user, err := u.tokens(a.dir, who.Tenant)
+	user, err := u.tokens(a, who.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +63,11 @@ func dial(ctx context.Context, cfg sdk.Config) (*sdk.Client, error) {
 }
 
 // tokens makes a development token for each request, unless a token is given.
-func (u userFlags) tokens(dir string, t ids.Tenant) (sdk.TokenSource, error) {
-	switch {
+func (u userFlags) tokens(a *app, t ids.Tenant) (sdk.TokenSource, error) {
+	switch file, isFile := strings.CutPrefix(u.Token, "@"); {
+	case isFile, file == "-":
+		token, err := a.readToken(file)
+		return sdk.Token(token), err
 	case u.Token != "":
 		return sdk.Token(u.Token), nil
 	case u.User == "":
@@ -71,10 +75,44 @@ func (u userFlags) tokens(dir string, t ids.Tenant) (sdk.TokenSource, error) {
 	case u.Tenant != "" && u.Tenant != string(t):
 		return nil, usage("the login is of tenant %s, not of %s", t, u.Tenant)
 	}
+	if err := hasDevIssuer(a.dir, t); err != nil {
+		return nil, err
+	}
 	return func(context.Context) (string, error) {
-		return devissuer.Mint(keysDir(dir), devissuer.User{Tenant: t, Subject: u.User}, time.Now())
+		return devissuer.Mint(keysDir(a.dir), devissuer.User{Tenant: t, Subject: u.User}, time.Now())
 	}, nil
 }
+
+// maxTokenFile is more than any token that is accepted.
+const maxTokenFile = 64 << 10
+
+// readToken reads a token from a file; - is the standard input. No error names the file, which may be
+// a token that was meant as one.
+func (a *app) readToken(file string) (string, error) {
+	in := a.stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", fmt.Errorf("read the token's file: %w", errors.Unwrap(err))
+		}
+		defer f.Close()
+		in = f
+	}
+	raw, err := io.ReadAll(io.LimitReader(in, maxTokenFile+1))
+	token := strings.TrimSpace(string(raw))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("read the token: %w", err)
+	case len(raw) > maxTokenFile:
+		return "", errors.New("what is to be the token is longer than 64 KiB")
+	case token == "":
+		return "", errors.New("what is to be the token is empty")
+	}
+	return token, nil
+}
+
+// isJWT reports whether s has the shape of a token, and so is no file's name.
+func isJWT(s string) bool { return strings.HasPrefix(s, "eyJ") && strings.Count(s, ".") == 2 }
 
 func keysDir(dir string) string { return filepath.Join(dir, "keys") }
 

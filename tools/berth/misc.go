@@ -40,6 +40,9 @@ func (c *devTokenCmd) Run(a *app) error {
 	if c.TTL <= 0 {
 		return usage("the ttl must be more than 0")
 	}
+	if err := hasDevIssuer(a.dir, t); err != nil {
+		return err
+	}
 	now := time.Now()
 	user := devissuer.User{Tenant: t, Subject: c.User, TTL: c.TTL}
 	if c.Admin {
@@ -54,6 +57,14 @@ func (c *devTokenCmd) Run(a *app) error {
 	}
 	out := tokenOut{Token: token, Tenant: c.Tenant, User: c.User, Expires: now.Add(c.TTL).UTC().Truncate(time.Second)}
 	return a.print(out, func() { fmt.Fprintln(a.stdout, token) })
+}
+
+// hasDevIssuer refuses a tenant whose development tokens nobody would take.
+func hasDevIssuer(dir string, t ids.Tenant) error {
+	if devissuer.Serves(keysDir(dir), t) {
+		return nil
+	}
+	return fmt.Errorf("tenant %s has no development issuer; berth up --tenant %s gives it one, else use a token of its own issuer", t, t)
 }
 
 type deadCmd struct {

@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -48,6 +49,7 @@ const DefaultTTL = time.Hour
 const (
 	keyFile     = "dev-issuer-key.json"
 	addressFile = "dev-issuer.json"
+	tenantsFile = "dev-issuer-tenants.json"
 	discovery   = "/.well-known/openid-configuration"
 )
 
@@ -75,6 +77,10 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func()) error 
 			"%s is taken by another program; end it, or remove %s to choose another address, which gives every user new sessions",
 			address, filepath.Join(cfg.Dir, addressFile))
 	}
+	if err := record(cfg); err != nil {
+		_ = l.Close()
+		return errs.E("start the dev issuer", errkind.Unavailable, "", err)
+	}
 	srv := &http.Server{Handler: handler("http://"+address, keys, cfg.Tenants), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	done := make(chan error, 1)
@@ -92,6 +98,26 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func()) error 
 	}
 	<-done
 	return nil
+}
+
+// record has Serves know whom the issuer that was started last issues for.
+func record(cfg Config) error {
+	raw, err := json.Marshal(cfg.Tenants)
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(cfg.Dir, "."+tenantsFile)
+	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(cfg.Dir, tenantsFile))
+}
+
+// Serves reports whether the issuer of dir has a tenant. One that recorded none may have every tenant.
+func Serves(dir string, t ids.Tenant) bool {
+	var all []ids.Tenant
+	raw, err := os.ReadFile(filepath.Join(dir, tenantsFile))
+	return err != nil || json.Unmarshal(raw, &all) != nil || slices.Contains(all, t)
 }
 
 type address struct {
