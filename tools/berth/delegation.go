@@ -97,6 +97,9 @@ func (c *delegationRevokeCmd) Run(a *app) error {
 		return err
 	}
 	defer cl.Close()
+	if string(cl.Identity().Frontend) == c.Frontend {
+		fmt.Fprintf(a.stderr, "berth: %s carries this very request; only another frontend can give the right back\n", c.Frontend)
+	}
 	if err := cl.RevokeFrontend(a.ctx, nil, c.Frontend); err != nil {
 		return err
 	}

@@ -75,16 +75,41 @@ func (c *execCmd) Run(a *app) error {
 		}
 		defer restore()
 	}
+	return c.follow(a, s, cmd, cl.NATS().IsConnected)
+}
+
+// lastWord is how long a command may take to learn that it is given up.
+const lastWord = time.Second
+
+// follow runs the command until it has ended, or a signal ends the program first.
+func (c *execCmd) follow(a *app, s *sdk.Session, cmd sdk.Cmd, connected func() bool) error {
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
-	started, stop := c.signals(a, cancel)
+	started, quit, stop := c.signals(a, connected)
 	defer stop()
-	p, err := s.Exec(ctx, cmd)
-	if err != nil {
+	ended := make(chan error, 1)
+	go func() {
+		p, err := s.Exec(ctx, cmd)
+		if err == nil {
+			select {
+			case started <- p:
+			case <-ctx.Done():
+			}
+			err = exitOf(p.Wait())
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
 		return err
+	case sig := <-quit:
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(lastWord):
+		}
+		return exitCode{128 + int(sig), "given up by " + unix.SignalName(sig) + "; whether the command goes on cannot be known"}
 	}
-	started <- p
-	return exitOf(p.Wait())
 }
 
 // command checks the flags before anything is opened.
@@ -99,6 +124,9 @@ func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 			return cmd, usage("the variable %q is not NAME=VALUE", e)
 		}
 		cmd.Env[k] = v
+	}
+	if c.Interactive && c.Token == "-" {
+		return cmd, usage("standard input can be the token or go to the command; with -i give the token as @FILE")
 	}
 	if c.Interactive {
 		cmd.Stdin = a.stdin
@@ -117,15 +145,17 @@ func (c *execCmd) command(a *app, argv []string) (sdk.Cmd, error) {
 }
 
 // signals passes signals and the terminal's size on to the process that is
-// handed to it; a signal that ends programs cancels one that was not started
-// yet.
-func (c *execCmd) signals(a *app, cancel context.CancelFunc) (started chan<- *sdk.Process, stop func()) {
-	ch, procs := make(chan os.Signal, 8), make(chan *sdk.Process, 1)
+// handed to it. A signal that ends programs, and cannot be passed on since
+// nothing was started yet or the stream is lost, or came before, is for the
+// program itself: it comes out of quit.
+func (c *execCmd) signals(a *app, connected func() bool) (started chan<- *sdk.Process, quit <-chan syscall.Signal, stop func()) {
+	ch, procs, out := make(chan os.Signal, 8), make(chan *sdk.Process), make(chan syscall.Signal, 1)
 	done, ended := make(chan struct{}), make(chan struct{})
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGWINCH)
 	go func() {
 		defer close(ended)
 		var p *sdk.Process
+		came := map[os.Signal]bool{}
 		for {
 			select {
 			case <-done:
@@ -133,18 +163,20 @@ func (c *execCmd) signals(a *app, cancel context.CancelFunc) (started chan<- *sd
 			case p = <-procs:
 				c.resize(a, p) // it may have changed meanwhile
 			case sig := <-ch:
-				switch {
-				case sig == syscall.SIGWINCH:
+				if sig == syscall.SIGWINCH {
 					c.resize(a, p)
-				case p == nil:
-					cancel()
-				default:
-					_ = p.Signal(unix.SignalName(sig.(syscall.Signal)))
+					continue
 				}
+				n := sig.(syscall.Signal)
+				if p == nil || came[sig] || !connected() || errors.Is(p.Signal(unix.SignalName(n)), sdk.ErrUnavailable) {
+					out <- n
+					return
+				}
+				came[sig] = true
 			}
 		}
 	}()
-	return procs, func() { signal.Stop(ch); close(done); <-ended }
+	return procs, out, func() { signal.Stop(ch); close(done); <-ended }
 }
 
 func (c *execCmd) resize(a *app, p *sdk.Process) {

@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -66,11 +65,8 @@ func (c *issuerAddCmd) Run(a *app) error {
 type issuerTestCmd struct {
 	Issuer   string `arg:"" help:"The iss claim, byte for byte." placeholder:"URL"`
 	Audience string `help:"Which audience, where the issuer has several." placeholder:"AUD"`
-	Token    string `help:"File with a token of it; - is the standard input. It crosses the bus sealed." placeholder:"FILE"`
+	Token    string `help:"A token of it: FILE or @FILE with it, - for standard input, or the JWT itself. It crosses the bus sealed." placeholder:"FILE"`
 }
-
-// maxTokenFile is more than any token that is accepted.
-const maxTokenFile = 64 << 10
 
 func (c *issuerTestCmd) Run(a *app) error {
 	op, err := a.operator()
@@ -100,21 +96,12 @@ func (c *issuerTestCmd) Run(a *app) error {
 
 // sealed is the token, sealed to identity's key.
 func (c *issuerTestCmd) sealed(a *app, op *sdk.Client) ([]byte, error) {
-	in := a.stdin
-	if c.Token != "-" {
-		f, err := os.Open(c.Token)
-		if err != nil {
-			return nil, fmt.Errorf("read the token: %w", err)
+	token := c.Token
+	if !isJWT(token) {
+		var err error
+		if token, err = a.readToken(strings.TrimPrefix(token, "@")); err != nil {
+			return nil, err
 		}
-		defer f.Close()
-		in = f
-	}
-	raw, err := io.ReadAll(io.LimitReader(in, maxTokenFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the token: %w", err)
-	}
-	if len(raw) > maxTokenFile {
-		return nil, errors.New("what is to be the token is longer than 64 KiB")
 	}
 	keys := &identityv1.KeysReply{}
 	if err := op.Call(a.ctx, "identity", "keys", &identityv1.KeysRequest{}, keys); err != nil {
@@ -124,7 +111,7 @@ func (c *issuerTestCmd) sealed(a *app, op *sdk.Client) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity's key: %w", err)
 	}
-	return seal.SealTo(key, []byte(strings.TrimSpace(string(raw))), rand.Reader)
+	return seal.SealTo(key, []byte(token), rand.Reader)
 }
 
 type issuerRemoveCmd struct {

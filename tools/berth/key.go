@@ -51,7 +51,7 @@ func (c *keyListCmd) Run(a *app) error {
 
 type keyRotateCmd struct {
 	keyArg
-	In time.Duration `help:"When the version begins; every identity must have the file by then." default:"1m"`
+	In time.Duration `help:"When the version begins, 10s from now at the least; every identity must have the file by then." default:"1m"`
 }
 
 func (c *keyRotateCmd) Run(a *app) error {
@@ -86,7 +86,7 @@ func (c *keyRetireCmd) Run(a *app) error {
 	case u.sessions > 0:
 		return fmt.Errorf("version %d cannot end: %s derived with it, and would be lost; delete them, or wait until their retention ends", c.Version, count(u.sessions, "session is", "sessions are"))
 	case u.deleted > 0:
-		return fmt.Errorf("version %d cannot end yet: %s derived with it was deleted less than 2 hours ago, and a late open must still find that out", c.Version, count(u.deleted, "session", "sessions"))
+		return fmt.Errorf("version %d cannot end yet: %s deleted less than 2 hours ago, and a late open must still find that out", c.Version, count(u.deleted, "session derived with it was", "sessions derived with it were"))
 	}
 	if _, err := keyfile.Retire(c.path(a), c.Version, settled, a.time()); err != nil {
 		return err

@@ -119,17 +119,37 @@ func (a *app) suspend(w whom, reason string, on bool) error {
 	if err != nil {
 		return err
 	}
+	was := true
+	if !on {
+		if was, err = a.suspended(what); err != nil {
+			return err
+		}
+	}
 	if err := a.registry("suspend", &identityv1.SuspendRequest{What: what, Suspended: on}, &identityv1.SuspendReply{}); err != nil {
 		return err
 	}
 	out := suspendedOut{Tenant: w.Tenant, Issuer: w.Issuer, Subject: w.Subject, Frontend: w.Frontend, Suspended: on, Reason: reason}
 	return a.print(out, func() {
-		if on {
+		switch {
+		case on:
 			fmt.Fprintf(a.stdout, "%s is suspended\n", w)
-			return
+		case was:
+			fmt.Fprintf(a.stdout, "%s is not suspended any more\n", w)
+		default:
+			fmt.Fprintf(a.stdout, "%s was not suspended\n", w)
 		}
-		fmt.Fprintf(a.stdout, "%s is not suspended any more\n", w)
 	})
+}
+
+// suspended reports whether just this is suspended now.
+func (a *app) suspended(what *identityv1.Suspension) (bool, error) {
+	all, err := a.tenants(what.GetTenant())
+	for _, s := range all.GetSuspended() {
+		if s.GetTenant() == what.GetTenant() && s.GetIssuer() == what.GetIssuer() && s.GetSubject() == what.GetSubject() && s.GetFrontend() == what.GetFrontend() {
+			return true, nil
+		}
+	}
+	return false, err
 }
 
 // tenants asks for everything of a tenant, or of all.
