@@ -307,6 +307,8 @@ func apiKind(api *jetstream.APIError) errkind.Kind {
 		return errkind.NotFound
 	case strings.Contains(api.Description, "maximum"), strings.Contains(api.Description, "insufficient"):
 		return errkind.Exhausted
+	case api.ErrorCode == 10005: // no suitable peers: a node of the cluster is not there yet, or not any more
+		return errkind.Unavailable
 	case api.Code == 400:
 		return errkind.Invalid
 	}
