@@ -293,6 +293,12 @@ func (w *world) curve(t testing.TB, c *bus.Conn) seal.Public {
 // encode seals the request; the same bytes can be sent again and again.
 func (r *request) encode(t testing.TB, w *world) []byte {
 	t.Helper()
+	return r.encodeTo(t, w.curve(t, w.front))
+}
+
+// encodeTo is encode where identity's key is known already.
+func (r *request) encodeTo(t testing.TB, key seal.Public) []byte {
+	t.Helper()
 	plain := r.plain
 	var err error
 	if plain == nil && r.asJSON {
@@ -301,7 +307,7 @@ func (r *request) encode(t testing.TB, w *world) []byte {
 		plain, err = proto.Marshal(r.env)
 	}
 	must(t, err)
-	sealed, err := seal.SealTo(w.curve(t, w.front), plain, rand.Reader)
+	sealed, err := seal.SealTo(key, plain, rand.Reader)
 	must(t, err)
 	req := &identityv1.SealedRequest{Sealed: sealed}
 	if r.mangled != nil {
@@ -352,7 +358,9 @@ func (w *world) durable(t testing.TB, c *bus.Conn, verb string, body []byte, ct 
 func (w *world) publish(t testing.TB, c *bus.Conn, verb string, body []byte, h nats.Header) {
 	t.Helper()
 	subject := subjects.Request(c.Self().Tenant, c.Self().Frontend, verb)
-	_, err := c.JetStream().PublishMsg(t.Context(), &nats.Msg{Subject: subject, Data: body, Header: h})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // else it is 5 s
+	defer cancel()
+	_, err := c.JetStream().PublishMsg(ctx, &nats.Msg{Subject: subject, Data: body, Header: h})
 	must(t, err)
 }
 
