@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"context"
 	"bytes"
 	"slices"
 	"strings"
@@ -180,12 +181,17 @@ func (w *world) greed(t *testing.T, do []string) {
 // tenth of a processor.
 const recovery = 3 * time.Minute
 
+// recoveryTry bounds one command of a session that recovers: one that met the last of the greed may never end.
+const recoveryTry = 30 * time.Second
+
 // recovers waits until the greedy session works again; where running out of memory ends the whole
 // sandbox it wakes anew.
 func (w *world) recovers(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(recovery); ; time.Sleep(100 * time.Millisecond) {
-		out, err := w.attacker.Output(t.Context(), "echo", "here")
+		ctx, cancel := context.WithTimeout(t.Context(), recoveryTry)
+		out, err := w.attacker.Output(ctx, "echo", "here")
+		cancel()
 		if err == nil && bytes.Equal(bytes.TrimSpace(out), []byte("here")) {
 			return
 		}
