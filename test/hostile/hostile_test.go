@@ -1,8 +1,8 @@
 package hostile
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"slices"
 	"strings"
 	"testing"
