@@ -168,10 +168,7 @@ func (x *exchange) mayKeep(token string) error {
 	if err := x.currentPolicy().MayKeep(core.Principal{Tenant: c.Tenant, Issuer: c.Principal.Issuer, Subject: c.Principal.Subject}); err != nil {
 		return err
 	}
-	if x.acting.Revoked(&corev1.Actor{Tenant: string(c.Tenant), Issuer: c.Principal.Issuer, Subject: c.Principal.Subject, Frontend: string(c.Frontend)}) {
-		return &core.Refusal{Kind: errkind.Denied, Reason: "the user has taken from this frontend the right to act for them"}
-	}
-	return nil
+	return core.StillActs(x.acting.Revoked(&corev1.Actor{Tenant: string(c.Tenant), Issuer: c.Principal.Issuer, Subject: c.Principal.Subject, Frontend: string(c.Frontend)}))
 }
 
 // credentialsKey is the curve key of credentials, asked for once.

@@ -40,8 +40,8 @@ func (s State) delegated(tok Token, revoked bool) error {
 	if subjects.IsUserFrontend(f) && f != subjects.UserFrontend(tok.Issuer, tok.Subject) {
 		return refuse(errkind.Denied, "a user's own login carries the tokens of that user alone")
 	}
-	if revoked {
-		return refuse(errkind.Denied, "the user has taken from this frontend the right to act for them")
+	if err := StillActs(revoked); err != nil {
+		return err
 	}
 	if tok.Acting == "" {
 		return nil
@@ -55,6 +55,15 @@ func (s State) delegated(tok Token, revoked bool) error {
 		return refuse(errkind.Denied, "who may act for a user is settled with the user's own token, not with an exchanged one")
 	case administrative(s.Asked.Verb):
 		return refuse(errkind.Denied, "an administrator asks with a token of their own, not with an exchanged one")
+	}
+	return nil
+}
+
+// StillActs refuses a frontend from which the user took the right to act for
+// them.
+func StillActs(revoked bool) error {
+	if revoked {
+		return refuse(errkind.Denied, "the user has taken from this frontend the right to act for them")
 	}
 	return nil
 }
