@@ -38,14 +38,22 @@ func seconds(a []string) time.Duration {
 	return time.Duration(s * float64(time.Second))
 }
 
-// forkBomb starts processes that start processes, until the time is over. They end by themselves.
+// forkBomb starts processes that start processes, until the time is over. They end by themselves: each is
+// told the moment and not what is left of the time, because a child of an emulated machine starts seconds
+// late, and a generation that counts anew lets the bomb go on for minutes.
 func forkBomb(a []string) (string, error) {
 	end := time.Now().Add(seconds(a))
+	if len(a) > 1 {
+		ns, err := strconv.ParseInt(a[1], 10, 64)
+		if err != nil {
+			return "", err
+		}
+		end = time.Unix(0, ns)
+	}
 	var refused error
 	n := 0
 	for time.Now().Before(end) {
-		left := strconv.FormatFloat(time.Until(end).Seconds(), 'f', 2, 64)
-		cmd := exec.Command("/proc/self/exe", "fork-bomb", left)
+		cmd := exec.Command("/proc/self/exe", "fork-bomb", "0", strconv.FormatInt(end.UnixNano(), 10))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		if err := cmd.Start(); err != nil {
 			refused = err
