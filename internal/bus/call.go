@@ -73,6 +73,18 @@ func InvokeHost[Resp proto.Message](ctx context.Context, c *Conn, h ids.Host, me
 	return decoded[Resp](subject, msg, err)
 }
 
+// InvokeGate calls a method of the gate of one host.
+func InvokeGate[Resp proto.Message](ctx context.Context, c *Conn, h ids.Host, method string, req proto.Message) (Resp, error) {
+	var zero Resp
+	body, err := Encode(req, Protobuf)
+	if err != nil {
+		return zero, err
+	}
+	subject := subjects.GateRPC(h, method, c.self)
+	msg, err := c.invoke(ctx, "gate."+string(h), subject, body)
+	return decoded[Resp](subject, msg, err)
+}
+
 // CallRaw calls an RPC subject with a body as it is and returns the answer.
 func (c *Conn) CallRaw(ctx context.Context, subject string, body []byte, contentType string) (*nats.Msg, error) {
 	ctx, cancel := withTimeout(ctx, defaultTimeout)
@@ -112,7 +124,7 @@ func spanName(subject string) string {
 		return "bus"
 	}
 	service, rest, _ := strings.Cut(rest, ".")
-	if service == "host" {
+	if subjects.PerHost(service) {
 		_, rest, _ = strings.Cut(rest, ".")
 	}
 	method, _, _ := strings.Cut(rest, ".")

@@ -36,6 +36,8 @@ func PermissionsOf(c subjects.Caller) Permissions {
 		p.service(c)
 	case subjects.RoleHost:
 		p.host(c)
+	case subjects.RoleGate:
+		p.gate(c)
 	case subjects.RoleFrontend:
 		p.frontend(c)
 	case subjects.RoleOperator:
@@ -64,6 +66,7 @@ func (p *Permissions) events(c subjects.Caller) {
 		own := e.Owner == c.Service && c.Role == subjects.RoleService ||
 			e.Owner == "every service" && c.Role == subjects.RoleService ||
 			e.Owner == "hostagent" && c.Role == subjects.RoleHost ||
+			e.Owner == "gate" && c.Role == subjects.RoleGate ||
 			e.Owner == "frontend" && c.Role == subjects.RoleFrontend
 		if own {
 			p.pub(subjects.Wildcard(fill(e.Subject, c)))
@@ -92,8 +95,8 @@ func (p *Permissions) calls(c subjects.Caller) {
 			continue
 		}
 		base := subjects.Prefix + "rpc." + m.Service + "."
-		if m.Service == "host" {
-			base += "*."
+		if subjects.PerHost(m.Service) {
+			base += m.CallersHost(c) + "."
 		}
 		p.pub(base + m.Name + "." + c.Token())
 	}
@@ -165,6 +168,14 @@ func (p *Permissions) host(c subjects.Caller) {
 	for _, o := range subjects.ObjectStores {
 		p.objectStore(o.Name)
 	}
+}
+
+// gate serves its own host and reads the policies; it writes none.
+func (p *Permissions) gate(c subjects.Caller) {
+	p.serves("gate", c)
+	kv := "KV_BERTH_EGRESS"
+	p.pub("$JS.API.INFO", "$JS.API.STREAM.INFO."+kv, "$JS.API.DIRECT.GET."+kv, "$JS.API.DIRECT.GET."+kv+".>",
+		"$JS.API.CONSUMER.CREATE."+kv+".>", "$JS.API.CONSUMER.DELETE."+kv+".*", "$JS.API.CONSUMER.INFO."+kv+".*", "$JS.FC."+kv+".>")
 }
 
 // objectStore is what natsblob needs: no consumers, and no stream but this.

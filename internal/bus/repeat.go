@@ -247,7 +247,7 @@ func (c *Conn) startRepeats() error {
 
 // hearsServing tells who may hear that a service serves.
 func hearsServing(c subjects.Caller) bool {
-	return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c.Role == subjects.RoleOperator
+	return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c.Role == subjects.RoleGate || c.Role == subjects.RoleOperator
 }
 
 // callsHosts tells who may hear that a host serves: who may call one.

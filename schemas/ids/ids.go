@@ -10,6 +10,7 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // MaxToken is the longest token in characters.
@@ -61,7 +62,7 @@ const DefaultSession SessionName = "default"
 // roles or placeholders in subjects.
 var reserved = map[string]bool{
 	None: true, "identity": true, "lifecycle": true, "scheduler": true, "pool": true,
-	"hostagent": true, "host": true, "egress": true, "credentials": true,
+	"hostagent": true, "host": true, "egress": true, "gate": true, "credentials": true,
 	"metering": true, "operator": true, "bus": true, "keeper": true,
 }
 
@@ -71,8 +72,16 @@ func ParseTenant(s string) (Tenant, error) { return parseName[Tenant]("tenant", 
 // ParseFrontend reads a frontend.
 func ParseFrontend(s string) (Frontend, error) { return parseName[Frontend]("frontend", s) }
 
+// GatePrefix begins the bus names of gates, so that no host's name begins with it.
+const GatePrefix = "gate-"
+
 // ParseHost reads a host id.
-func ParseHost(s string) (Host, error) { return parseName[Host]("host", s) }
+func ParseHost(s string) (Host, error) {
+	if strings.HasPrefix(s, GatePrefix) {
+		return "", fmt.Errorf("%w: %.64q is no name of a host: those that begin with %s are gates", ErrInvalid, s, GatePrefix)
+	}
+	return parseName[Host]("host", s)
+}
 
 // ParseTemplate reads a template name.
 func ParseTemplate(s string) (Template, error) { return parseToken[Template]("template", s) }

@@ -76,11 +76,19 @@ func HostRPC(h ids.Host, method string, caller Caller) string {
 	return Prefix + "rpc.host." + tok(h) + "." + tok(method) + "." + caller.Token()
 }
 
+// GateRPC is the subject on which caller calls a method of the gate of one host.
+func GateRPC(h ids.Host, method string, caller Caller) string {
+	return Prefix + "rpc.gate." + tok(h) + "." + tok(method) + "." + caller.Token()
+}
+
+// PerHost reports whether a service's methods are those of one host: their subjects name it.
+func PerHost(service string) bool { return service == "host" || service == "gate" }
+
 // Endpoints are the subjects on which the method is served, one per shape of
-// caller; h is the host for methods of "host" and empty otherwise.
+// caller; h is the host for methods of "host" and "gate", and empty otherwise.
 func (m Method) Endpoints(h ids.Host) []string {
 	base := Prefix + "rpc." + tok(m.Service) + "."
-	if m.Service == "host" {
+	if PerHost(m.Service) {
 		base += tok(h) + "."
 	}
 	base += tok(m.Name)

@@ -14,12 +14,16 @@ type Role string
 const (
 	RoleService  Role = "service"  // one of the services, "svc-<service>"
 	RoleHost     Role = "host"     // the hostagent of one host, "host-<host>"
+	RoleGate     Role = "gate"     // the egress of one host, "gate-<host>"
 	RoleFrontend Role = "frontend" // a tenant's program, "fe-<tenant>-<frontend>"
 	RoleOperator Role = "operator" // a person or tool that runs the platform
 	RoleKeeper   Role = "keeper"   // declares streams and consumers, "bus-keeper"
 	RoleCallout  Role = "callout"  // identity, where it answers the servers who may log in, "identity-callout"
 	RoleWarden   Role = "warden"   // identity, where it ends connections, "identity-warden"
 )
+
+// gatePrefix begins the names of gates; no host may have a name that begins so.
+const gatePrefix = ids.GatePrefix
 
 // Caller is one bus identity. Its zero value is nobody. Callers compare by ==.
 type Caller struct {
@@ -35,6 +39,9 @@ func Service(name string) Caller { return Caller{Role: RoleService, Service: tok
 
 // Host is the identity of the hostagent of h.
 func Host(h ids.Host) Caller { return Caller{Role: RoleHost, Host: name(h)} }
+
+// Gate is the identity of what lets traffic out of the sandboxes of h.
+func Gate(h ids.Host) Caller { return Caller{Role: RoleGate, Host: name(h)} }
 
 // Frontend is the identity of a tenant's frontend.
 func Frontend(t ids.Tenant, f ids.Frontend) Caller {
@@ -64,6 +71,8 @@ func (c Caller) Name() string {
 		return "svc-" + c.Service
 	case RoleHost:
 		return "host-" + string(c.Host)
+	case RoleGate:
+		return gatePrefix + string(c.Host)
 	case RoleFrontend:
 		return "fe-" + strings.ReplaceAll(string(c.Tenant), "-", "--") + "-" + string(c.Frontend)
 	case RoleOperator:
@@ -91,6 +100,8 @@ func (c Caller) Token() string {
 		return c.Service
 	case RoleHost:
 		return string(c.Host)
+	case RoleGate:
+		return gatePrefix + string(c.Host)
 	case RoleFrontend:
 		return string(c.Tenant) + "." + string(c.Frontend)
 	case RoleOperator:
@@ -115,7 +126,7 @@ func (c Caller) InInbox(reply string) bool {
 
 // ParseName reads what Name wrote.
 func ParseName(s string) (Caller, error) {
-	bad := fmt.Errorf("%w: %.140q is no bus identity (svc-<service>, host-<host>, fe-<tenant>-<frontend>, operator or bus-keeper)", ids.ErrInvalid, s)
+	bad := fmt.Errorf("%w: %.140q is no bus identity (svc-<service>, host-<host>, gate-<host>, fe-<tenant>-<frontend>, operator or bus-keeper)", ids.ErrInvalid, s)
 	switch {
 	case s == "operator":
 		return Operator(), nil
@@ -133,6 +144,9 @@ func ParseName(s string) (Caller, error) {
 	case strings.HasPrefix(s, "host-"):
 		h, err := ids.ParseHost(s[5:])
 		return Caller{Role: RoleHost, Host: h}, joinBad(bad, err)
+	case strings.HasPrefix(s, gatePrefix):
+		h, err := ids.ParseHost(s[len(gatePrefix):])
+		return Caller{Role: RoleGate, Host: h}, joinBad(bad, err)
 	case strings.HasPrefix(s, "fe-"):
 		t, f, ok := splitFrontend(s[3:])
 		if !ok {

@@ -15,8 +15,9 @@ import (
 const Prefix = "berth.v1."
 
 // Services are the services that have a bus identity of their own. hostagent
-// has one identity per host and is not among them.
-var Services = []string{"identity", "lifecycle", "scheduler", "credentials", "pool"}
+// has one identity per host and is not among them; of egress those are the
+// policies, while its gates have one identity per host too.
+var Services = []string{"identity", "lifecycle", "scheduler", "credentials", "pool", "egress"}
 
 // Retention says when a stream lets go of a message.
 type Retention string
@@ -82,7 +83,7 @@ type Event struct {
 	Stream  string
 	Subject string // pattern: {tenant} and the like stand for one token
 	Name    string
-	Owner   string // service name, "hostagent" or "frontend"
+	Owner   string // service name, "hostagent", "gate" or "frontend"
 	Doc     string
 }
 
@@ -126,6 +127,10 @@ var Events = slices.Concat(
 		{"unsaved", "The disk cannot be saved now; the session goes on and its sleep waits."},
 		{"saved", "The disk is saved again, after it could not be."},
 	}),
+	events("BERTH_SESSIONS", "berth.v1.session.{tenant}.{session}.", "gate", []item{
+		{"denied", "Something was not let out, with the rule and whom to ask; like ones are told once a minute with their number."},
+		{"allowed", "The session reached a host for the first time since it woke."},
+	}),
 	events("BERTH_FLEET", "berth.v1.host.{host}.", "scheduler", []item{
 		{"joined", "The host may take sessions."},
 		{"lost", "The host's lease ran out."},
@@ -154,6 +159,9 @@ var Events = slices.Concat(
 	events("BERTH_AUDIT", "berth.v1.audit.", "credentials", []item{
 		{"credentials.{tenant}.{session}", "A grant or key was issued, rotated or revoked."},
 	}),
+	events("BERTH_AUDIT", "berth.v1.audit.", "gate", []item{
+		{"egress.{tenant}.{session}", "A connection or a request of a sandbox: let out, denied, reset or failed."},
+	}),
 	events("BERTH_USAGE", "berth.v1.usage.", "hostagent", []item{
 		{"{tenant}.{session}", "One usage sample."},
 	}),
@@ -179,13 +187,16 @@ type Who string
 const (
 	AnyService  Who = "any service"
 	AnyHost     Who = "any host"
+	AnyGate     Who = "any gate" // the egress of any host
+	OwnHost     Who = "the gate's own host"
+	OwnGate     Who = "the host's own gate"
 	AnyFrontend Who = "any frontend"
 	AnOperator  Who = "operator"
 )
 
 // Method is one RPC method: a NATS micro endpoint.
 type Method struct {
-	Service string // "host" for the methods of every hostagent
+	Service string // "host" for the methods of every hostagent, "gate" for those of its gate
 	Name    string
 	Callers []Who
 	Doc     string
@@ -239,7 +250,19 @@ var Methods = []Method{
 	{"credentials", "end_grants", []Who{"identity"}, "Ends the grants of a tenant, a user or a frontend."},
 	{"credentials", "revoke", []Who{"scheduler"}, "Ends every grant of a generation and destroys its data key."},
 	{"credentials", "datakey", []Who{AnyHost}, "The data key of a session generation, sealed to the host."},
-	{"credentials", "jwks", []Who{AnyService, AnyHost, AnyFrontend}, "Public keys that verify grants."},
+	{"credentials", "egress_ca", []Who{AnyGate}, "A certificate authority for the gate of a host, below the cell's root."},
+	{"credentials", "secret_put", []Who{AnOperator}, "Stores a static secret of a tenant. Sealed."},
+	{"credentials", "secrets", []Who{AnOperator}, "The secrets of a tenant, without their values."},
+	{"credentials", "secret_remove", []Who{AnOperator}, "Destroys a secret."},
+	{"credentials", "reveal", []Who{AnyGate}, "A secret of a session's tenant, sealed to the gate of the host that owns its epoch."},
+	{"egress", "apply", []Who{AnOperator}, "Replaces the egress policy of one scope."},
+	{"egress", "policies", []Who{AnOperator}, "Egress policies."},
+	{"egress", "remove", []Who{AnOperator}, "Ends the egress policy of one scope."},
+	{"gate", "bind", []Who{OwnHost}, "From now on a link is a session's."},
+	{"gate", "unbind", []Who{OwnHost}, "Ends that."},
+	{"gate", "sync", []Who{OwnHost}, "All bindings of the host, and how long its lease holds."},
+	{"host", "notice", []Who{OwnGate}, "New content of /run/berth/egress.json of a sandbox."},
+	{"credentials", "jwks", []Who{AnyService, AnyHost, AnyFrontend, AnOperator}, "Public keys that verify grants."},
 	{"pool", "reserve", []Who{"scheduler"}, "Keeps a warm sandbox for one attempt of a wake, for a time."},
 	{"pool", "settle", []Who{"scheduler"}, "What became of the attempt."},
 	{"pool", "apply", []Who{AnOperator}, "Declares pools."},
@@ -302,6 +325,8 @@ var Buckets = []Bucket{
 	{"BERTH_REGISTRY", "identity", 1, 64 * MiB, "Tenants, issuers, bus logins and suspensions."},
 	{"BERTH_DELEGATIONS", "identity", 1, 256 * MiB, "Which frontend acted for whom, and from which a user took that right."},
 	{"BERTH_POOLS", "pool", 1, 16 * MiB, "Declared pools, the caps of hosts, the leader's term, and demand by the hour of the week."},
+	{"BERTH_EGRESS", "egress", 1, 64 * MiB, "Egress policies, one per scope; gates read it."},
+	{"BERTH_SECRETS", "credentials", 1, 64 * MiB, "Static secrets of tenants and the root of egress certificates, encrypted per record; deletes are secure."},
 	{"BERTH_DATAKEYS", "credentials", 1, 256 * MiB, "One data key per session generation, encrypted per record; deletes are secure."},
 }
 
@@ -394,12 +419,30 @@ func (m Method) Allows(c Caller) bool {
 	return false
 }
 
+// own reports whether only a caller of the very host may call the method.
+func (m Method) own() bool {
+	return slices.Contains(m.Callers, OwnHost) || slices.Contains(m.Callers, OwnGate)
+}
+
+// CallersHost is the host token in the subject of a method of a host, as c may write it: its own name
+// where only that one is served, else a wildcard.
+func (m Method) CallersHost(c Caller) string {
+	if m.own() {
+		return string(c.Host)
+	}
+	return "*"
+}
+
 // Includes reports whether c is one of w.
 func (w Who) Includes(c Caller) bool {
 	switch w {
 	case AnyService:
 		return c.Role == RoleService
 	case AnyHost:
+		return c.Role == RoleHost
+	case AnyGate, OwnGate:
+		return c.Role == RoleGate
+	case OwnHost:
 		return c.Role == RoleHost
 	case AnyFrontend:
 		return c.Role == RoleFrontend

@@ -62,7 +62,7 @@ func Markdown() string {
 
 func (m Method) patterns() []string {
 	base := "berth.v1.rpc." + m.Service + "."
-	if m.Service == "host" {
+	if PerHost(m.Service) {
 		base += "<host>."
 	}
 	var one, two bool

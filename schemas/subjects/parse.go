@@ -55,7 +55,7 @@ type AuditSubject struct {
 // Call is what an RPC subject says.
 type Call struct {
 	Service string
-	Host    ids.Host // of methods of "host"
+	Host    ids.Host // of methods of "host" and "gate"
 	Method  string
 	Caller  Caller
 }
@@ -162,15 +162,15 @@ func ParseRPC(subject string) (Call, error) {
 	}
 	p := strings.Split(rest, ".")
 	var c Call
-	if len(p) >= 4 && p[0] == "host" {
+	if len(p) >= 4 && PerHost(p[0]) {
 		h, err := ids.ParseHost(p[1])
 		if err != nil {
 			return Call{}, fmt.Errorf("subject %.300q: %w", subject, err)
 		}
 		c.Host = h
-		p = append([]string{"host"}, p[2:]...)
+		p = append([]string{p[0]}, p[2:]...)
 	}
-	if len(p) != 3 && len(p) != 4 || p[0] == "host" && c.Host == "" {
+	if len(p) != 3 && len(p) != 4 || PerHost(p[0]) && c.Host == "" {
 		return Call{}, badShape(subject, "rpc")
 	}
 	m, ok := FindMethod(p[0], p[1])
@@ -179,6 +179,9 @@ func ParseRPC(subject string) (Call, error) {
 	}
 	c.Service, c.Method = m.Service, m.Name
 	caller, ok := m.caller(p[2:])
+	if ok && m.own() {
+		ok = caller.Host == c.Host
+	}
 	if !ok {
 		return Call{}, fmt.Errorf("%w: subject %.300q names a caller that may not call the method", ids.ErrInvalid, subject)
 	}
@@ -202,6 +205,12 @@ func (m Method) caller(tokens []string) (Caller, bool) {
 		c = Keeper()
 	case knownService(t):
 		c = Service(t)
+	case strings.HasPrefix(t, gatePrefix):
+		h, err := ids.ParseHost(t[len(gatePrefix):])
+		if err != nil {
+			return Caller{}, false
+		}
+		c = Caller{Role: RoleGate, Host: h}
 	default:
 		h, err := ids.ParseHost(t)
 		if err != nil {

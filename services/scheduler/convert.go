@@ -247,7 +247,7 @@ func wakeRequest(ctx context.Context, s *core.Session) *hostv1.WakeRequest {
 	req := &hostv1.WakeRequest{Session: sessionRef(s), Terms: protoTerms(*s.Terms), Manifest: s.Manifest,
 		ImageDigest: s.ImageDigest, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index),
 		SessionName: s.Name, Fresh: s.Fresh(), Unsaved: s.TellRestored(), Restore: snapshotWanted(s),
-		VmWritten: vmWritten(s)}
+		VmWritten: vmWritten(s), Actor: protoActor(s.Actor)}
 	if s.Wake != nil {
 		req.Reservation, req.Cold = s.Wake.Reservation, s.Wake.Cold
 	}
@@ -285,7 +285,7 @@ func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 		Manifest: s.Manifest, Terms: protoTerms(*s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
 		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
 		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf), NewestHost: s.Newest.String(),
-		VmWritten: vmWritten(s)}
+		VmWritten: vmWritten(s), Actor: protoActor(s.Actor)}
 	if s.Wake != nil {
 		out.Waiting = s.Wake.Unplaced
 		if isHandoff(s) {

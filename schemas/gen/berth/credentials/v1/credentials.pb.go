@@ -1048,11 +1048,663 @@ func (x *DataKeyReply) GetSender() string {
 	return ""
 }
 
+// EgressCARequest: the gate of a host asks for a certificate authority of its own, below the cell's root.
+type EgressCARequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PKIX (DER) of the gate's new public key; the private one never leaves its memory.
+	PublicKey     []byte `protobuf:"bytes,1,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressCARequest) Reset() {
+	*x = EgressCARequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressCARequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressCARequest) ProtoMessage() {}
+
+func (x *EgressCARequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressCARequest.ProtoReflect.Descriptor instead.
+func (*EgressCARequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *EgressCARequest) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+// EgressCAReply carries it.
+type EgressCAReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The gate's certificate, DER: an authority that issues no other authority.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// The cell's roots, DER, the one that signed it first.
+	Roots         [][]byte `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressCAReply) Reset() {
+	*x = EgressCAReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressCAReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressCAReply) ProtoMessage() {}
+
+func (x *EgressCAReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressCAReply.ProtoReflect.Descriptor instead.
+func (*EgressCAReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EgressCAReply) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *EgressCAReply) GetRoots() [][]byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+// SecretPutRequest stores or replaces a static secret of a tenant.
+type SecretPutRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A SecretValue in an nkeys xkey box from sender to credentials' curve key.
+	Sealed        []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretPutRequest) Reset() {
+	*x = SecretPutRequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretPutRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretPutRequest) ProtoMessage() {}
+
+func (x *SecretPutRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretPutRequest.ProtoReflect.Descriptor instead.
+func (*SecretPutRequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SecretPutRequest) GetSealed() []byte {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
+func (x *SecretPutRequest) GetSender() string {
+	if x != nil {
+		return x.Sender
+	}
+	return ""
+}
+
+// SecretValue is what SecretPutRequest seals.
+type SecretValue struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Lower-case letters, digits, - and _.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// 8 to 8,192 bytes, printable ASCII.
+	Value []byte `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	// Canonical host names that it may ever be sent to; a rule cannot name others.
+	Hosts         []string `protobuf:"bytes,4,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretValue) Reset() {
+	*x = SecretValue{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretValue) ProtoMessage() {}
+
+func (x *SecretValue) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretValue.ProtoReflect.Descriptor instead.
+func (*SecretValue) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SecretValue) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SecretValue) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SecretValue) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *SecretValue) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+// SecretPutReply: it is stored.
+type SecretPutReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretPutReply) Reset() {
+	*x = SecretPutReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretPutReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretPutReply) ProtoMessage() {}
+
+func (x *SecretPutReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretPutReply.ProtoReflect.Descriptor instead.
+func (*SecretPutReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SecretPutReply) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+// SecretsRequest lists the secrets of a tenant, without their values.
+type SecretsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretsRequest) Reset() {
+	*x = SecretsRequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretsRequest) ProtoMessage() {}
+
+func (x *SecretsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretsRequest.ProtoReflect.Descriptor instead.
+func (*SecretsRequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SecretsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+// SecretsReply lists them by name.
+type SecretsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Secrets       []*Secret              `protobuf:"bytes,1,rep,name=secrets,proto3" json:"secrets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretsReply) Reset() {
+	*x = SecretsReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretsReply) ProtoMessage() {}
+
+func (x *SecretsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretsReply.ProtoReflect.Descriptor instead.
+func (*SecretsReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SecretsReply) GetSecrets() []*Secret {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+// Secret is what may be told of one.
+type Secret struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Version       uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Secret) Reset() {
+	*x = Secret{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Secret) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Secret) ProtoMessage() {}
+
+func (x *Secret) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Secret.ProtoReflect.Descriptor instead.
+func (*Secret) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Secret) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Secret) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Secret) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *Secret) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Secret) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+// SecretRemoveRequest destroys one.
+type SecretRemoveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretRemoveRequest) Reset() {
+	*x = SecretRemoveRequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretRemoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretRemoveRequest) ProtoMessage() {}
+
+func (x *SecretRemoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretRemoveRequest.ProtoReflect.Descriptor instead.
+func (*SecretRemoveRequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SecretRemoveRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SecretRemoveRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// SecretRemoveReply: no gate gets it any more; those that have it forget it within a minute.
+type SecretRemoveReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretRemoveReply) Reset() {
+	*x = SecretRemoveReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretRemoveReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretRemoveReply) ProtoMessage() {}
+
+func (x *SecretRemoveReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretRemoveReply.ProtoReflect.Descriptor instead.
+func (*SecretRemoveReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{24}
+}
+
+// RevealRequest: the gate of the host that owns the epoch asks for a secret of the session's tenant.
+type RevealRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Public curve key of the gate.
+	GateKey       string `protobuf:"bytes,3,opt,name=gate_key,json=gateKey,proto3" json:"gate_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevealRequest) Reset() {
+	*x = RevealRequest{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevealRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevealRequest) ProtoMessage() {}
+
+func (x *RevealRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevealRequest.ProtoReflect.Descriptor instead.
+func (*RevealRequest) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RevealRequest) GetSession() *v1.SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *RevealRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RevealRequest) GetGateKey() string {
+	if x != nil {
+		return x.GateKey
+	}
+	return ""
+}
+
+// RevealReply carries it in the format of schemas/seal, with the hosts that it may be sent to.
+type RevealReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sealed        []byte                 `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Hosts         []string               `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevealReply) Reset() {
+	*x = RevealReply{}
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevealReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevealReply) ProtoMessage() {}
+
+func (x *RevealReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevealReply.ProtoReflect.Descriptor instead.
+func (*RevealReply) Descriptor() ([]byte, []int) {
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *RevealReply) GetSealed() []byte {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
+func (x *RevealReply) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *RevealReply) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 // Audit is the body of berth.v1.audit.credentials.<tenant>.<session>.
 type Audit struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session *v1.SessionRef         `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// issued, renewed, refused, rotated or revoked.
+	// issued, renewed, refused, rotated, revoked, or of a secret stored, removed or revealed.
 	What  string    `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
 	Actor *v1.Actor `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
 	// Token id of the grant; never the grant.
@@ -1066,7 +1718,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1730,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[15]
+	mi := &file_berth_credentials_v1_credentials_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1743,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{15}
+	return file_berth_credentials_v1_credentials_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Audit) GetSession() *v1.SessionRef {
@@ -1225,7 +1877,46 @@ const file_berth_credentials_v1_credentials_proto_rawDesc = "" +
 	"\fDataKeyReply\x12\x1d\n" +
 	"\n" +
 	"sealed_key\x18\x01 \x01(\fR\tsealedKey\x12\x16\n" +
-	"\x06sender\x18\x02 \x01(\tR\x06sender\"\x96\x02\n" +
+	"\x06sender\x18\x02 \x01(\tR\x06sender\"0\n" +
+	"\x0fEgressCARequest\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x01 \x01(\fR\tpublicKey\"G\n" +
+	"\rEgressCAReply\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x14\n" +
+	"\x05roots\x18\x02 \x03(\fR\x05roots\"B\n" +
+	"\x10SecretPutRequest\x12\x16\n" +
+	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x16\n" +
+	"\x06sender\x18\x02 \x01(\tR\x06sender\"e\n" +
+	"\vSecretValue\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\x12\x14\n" +
+	"\x05hosts\x18\x04 \x03(\tR\x05hosts\"*\n" +
+	"\x0eSecretPutReply\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\"(\n" +
+	"\x0eSecretsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"F\n" +
+	"\fSecretsReply\x126\n" +
+	"\asecrets\x18\x01 \x03(\v2\x1c.berth.credentials.v1.SecretR\asecrets\"\x9f\x01\n" +
+	"\x06Secret\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05hosts\x18\x03 \x03(\tR\x05hosts\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x129\n" +
+	"\n" +
+	"changed_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAt\"A\n" +
+	"\x13SecretRemoveRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x13\n" +
+	"\x11SecretRemoveReply\"s\n" +
+	"\rRevealRequest\x123\n" +
+	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x19\n" +
+	"\bgate_key\x18\x03 \x01(\tR\agateKey\"U\n" +
+	"\vRevealReply\x12\x16\n" +
+	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x14\n" +
+	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"\x96\x02\n" +
 	"\x05Audit\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12*\n" +
@@ -1249,7 +1940,7 @@ func file_berth_credentials_v1_credentials_proto_rawDescGZIP() []byte {
 	return file_berth_credentials_v1_credentials_proto_rawDescData
 }
 
-var file_berth_credentials_v1_credentials_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_berth_credentials_v1_credentials_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_berth_credentials_v1_credentials_proto_goTypes = []any{
 	(*MintRequest)(nil),           // 0: berth.credentials.v1.MintRequest
 	(*MintReply)(nil),             // 1: berth.credentials.v1.MintReply
@@ -1266,42 +1957,57 @@ var file_berth_credentials_v1_credentials_proto_goTypes = []any{
 	(*RevokedGeneration)(nil),     // 12: berth.credentials.v1.RevokedGeneration
 	(*DataKeyRequest)(nil),        // 13: berth.credentials.v1.DataKeyRequest
 	(*DataKeyReply)(nil),          // 14: berth.credentials.v1.DataKeyReply
-	(*Audit)(nil),                 // 15: berth.credentials.v1.Audit
-	(*v1.SessionRef)(nil),         // 16: berth.core.v1.SessionRef
-	(*v1.Actor)(nil),              // 17: berth.core.v1.Actor
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*v1.Stamp)(nil),              // 20: berth.core.v1.Stamp
+	(*EgressCARequest)(nil),       // 15: berth.credentials.v1.EgressCARequest
+	(*EgressCAReply)(nil),         // 16: berth.credentials.v1.EgressCAReply
+	(*SecretPutRequest)(nil),      // 17: berth.credentials.v1.SecretPutRequest
+	(*SecretValue)(nil),           // 18: berth.credentials.v1.SecretValue
+	(*SecretPutReply)(nil),        // 19: berth.credentials.v1.SecretPutReply
+	(*SecretsRequest)(nil),        // 20: berth.credentials.v1.SecretsRequest
+	(*SecretsReply)(nil),          // 21: berth.credentials.v1.SecretsReply
+	(*Secret)(nil),                // 22: berth.credentials.v1.Secret
+	(*SecretRemoveRequest)(nil),   // 23: berth.credentials.v1.SecretRemoveRequest
+	(*SecretRemoveReply)(nil),     // 24: berth.credentials.v1.SecretRemoveReply
+	(*RevealRequest)(nil),         // 25: berth.credentials.v1.RevealRequest
+	(*RevealReply)(nil),           // 26: berth.credentials.v1.RevealReply
+	(*Audit)(nil),                 // 27: berth.credentials.v1.Audit
+	(*v1.SessionRef)(nil),         // 28: berth.core.v1.SessionRef
+	(*v1.Actor)(nil),              // 29: berth.core.v1.Actor
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
+	(*v1.Stamp)(nil),              // 32: berth.core.v1.Stamp
 }
 var file_berth_credentials_v1_credentials_proto_depIdxs = []int32{
-	16, // 0: berth.credentials.v1.MintRequest.session:type_name -> berth.core.v1.SessionRef
-	17, // 1: berth.credentials.v1.MintRequest.actor:type_name -> berth.core.v1.Actor
-	18, // 2: berth.credentials.v1.MintRequest.token_verified_at:type_name -> google.protobuf.Timestamp
-	18, // 3: berth.credentials.v1.MintRequest.token_expires_at:type_name -> google.protobuf.Timestamp
-	19, // 4: berth.credentials.v1.MintRequest.ttl:type_name -> google.protobuf.Duration
-	18, // 5: berth.credentials.v1.MintReply.expires_at:type_name -> google.protobuf.Timestamp
-	17, // 6: berth.credentials.v1.RenewSecret.actor:type_name -> berth.core.v1.Actor
-	18, // 7: berth.credentials.v1.RenewSecret.token_verified_at:type_name -> google.protobuf.Timestamp
-	18, // 8: berth.credentials.v1.RenewSecret.token_expires_at:type_name -> google.protobuf.Timestamp
-	18, // 9: berth.credentials.v1.RenewSecret.time:type_name -> google.protobuf.Timestamp
-	18, // 10: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
-	16, // 11: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
+	28, // 0: berth.credentials.v1.MintRequest.session:type_name -> berth.core.v1.SessionRef
+	29, // 1: berth.credentials.v1.MintRequest.actor:type_name -> berth.core.v1.Actor
+	30, // 2: berth.credentials.v1.MintRequest.token_verified_at:type_name -> google.protobuf.Timestamp
+	30, // 3: berth.credentials.v1.MintRequest.token_expires_at:type_name -> google.protobuf.Timestamp
+	31, // 4: berth.credentials.v1.MintRequest.ttl:type_name -> google.protobuf.Duration
+	30, // 5: berth.credentials.v1.MintReply.expires_at:type_name -> google.protobuf.Timestamp
+	29, // 6: berth.credentials.v1.RenewSecret.actor:type_name -> berth.core.v1.Actor
+	30, // 7: berth.credentials.v1.RenewSecret.token_verified_at:type_name -> google.protobuf.Timestamp
+	30, // 8: berth.credentials.v1.RenewSecret.token_expires_at:type_name -> google.protobuf.Timestamp
+	30, // 9: berth.credentials.v1.RenewSecret.time:type_name -> google.protobuf.Timestamp
+	30, // 10: berth.credentials.v1.RenewReply.expires_at:type_name -> google.protobuf.Timestamp
+	28, // 11: berth.credentials.v1.RevokeRequest.session:type_name -> berth.core.v1.SessionRef
 	12, // 12: berth.credentials.v1.JwksReply.revoked:type_name -> berth.credentials.v1.RevokedGeneration
 	11, // 13: berth.credentials.v1.JwksReply.ended:type_name -> berth.credentials.v1.EndedGrants
-	18, // 14: berth.credentials.v1.EndedGrants.at:type_name -> google.protobuf.Timestamp
-	18, // 15: berth.credentials.v1.EndedGrants.until:type_name -> google.protobuf.Timestamp
-	20, // 16: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
-	18, // 17: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
-	16, // 18: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
-	16, // 19: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
-	17, // 20: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
-	18, // 21: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
-	18, // 22: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	30, // 14: berth.credentials.v1.EndedGrants.at:type_name -> google.protobuf.Timestamp
+	30, // 15: berth.credentials.v1.EndedGrants.until:type_name -> google.protobuf.Timestamp
+	32, // 16: berth.credentials.v1.RevokedGeneration.generation:type_name -> berth.core.v1.Stamp
+	30, // 17: berth.credentials.v1.RevokedGeneration.until:type_name -> google.protobuf.Timestamp
+	28, // 18: berth.credentials.v1.DataKeyRequest.session:type_name -> berth.core.v1.SessionRef
+	22, // 19: berth.credentials.v1.SecretsReply.secrets:type_name -> berth.credentials.v1.Secret
+	30, // 20: berth.credentials.v1.Secret.changed_at:type_name -> google.protobuf.Timestamp
+	28, // 21: berth.credentials.v1.RevealRequest.session:type_name -> berth.core.v1.SessionRef
+	28, // 22: berth.credentials.v1.Audit.session:type_name -> berth.core.v1.SessionRef
+	29, // 23: berth.credentials.v1.Audit.actor:type_name -> berth.core.v1.Actor
+	30, // 24: berth.credentials.v1.Audit.expires_at:type_name -> google.protobuf.Timestamp
+	30, // 25: berth.credentials.v1.Audit.at:type_name -> google.protobuf.Timestamp
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_berth_credentials_v1_credentials_proto_init() }
@@ -1315,7 +2021,7 @@ func file_berth_credentials_v1_credentials_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_credentials_v1_credentials_proto_rawDesc), len(file_berth_credentials_v1_credentials_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -104,7 +104,9 @@ type WakeRequest struct {
 	// The pool's reservation of a warm sandbox here; empty: none was made.
 	Reservation string `protobuf:"bytes,12,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// Start cold whatever waits here: the tenant has had its share.
-	Cold          bool `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`
+	Cold bool `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`
+	// Who had it woken: for the audit of what leaves the sandbox.
+	Actor         *v1.Actor `protobuf:"bytes,14,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -228,6 +230,13 @@ func (x *WakeRequest) GetCold() bool {
 		return x.Cold
 	}
 	return false
+}
+
+func (x *WakeRequest) GetActor() *v1.Actor {
+	if x != nil {
+		return x.Actor
+	}
+	return nil
 }
 
 // WakeReply: the guest answered in this epoch. Nothing of the user runs before scheduler commits.
@@ -2338,7 +2347,7 @@ var File_berth_host_v1_host_proto protoreflect.FileDescriptor
 
 const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x03\n" +
+	"\x18berth/host/v1/host.proto\x12\rberth.host.v1\x1a\x18berth/core/v1/core.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x95\x04\n" +
 	"\vWakeRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x12*\n" +
 	"\x05terms\x18\x02 \x01(\v2\x14.berth.core.v1.TermsR\x05terms\x12\x1a\n" +
@@ -2354,7 +2363,8 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"vm_written\x18\v \x01(\bR\tvmWritten\x12 \n" +
 	"\vreservation\x18\f \x01(\tR\vreservation\x12\x12\n" +
-	"\x04cold\x18\r \x01(\bR\x04cold\"\x83\x02\n" +
+	"\x04cold\x18\r \x01(\bR\x04cold\x12*\n" +
+	"\x05actor\x18\x0e \x01(\v2\x14.berth.core.v1.ActorR\x05actor\"\x83\x02\n" +
 	"\tWakeReply\x12-\n" +
 	"\x06origin\x18\x01 \x01(\x0e2\x15.berth.core.v1.OriginR\x06origin\x12@\n" +
 	"\x0erestored_as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\frestoredAsOf\x12-\n" +
@@ -2578,68 +2588,70 @@ var file_berth_host_v1_host_proto_goTypes = []any{
 	(*v1.Terms)(nil),              // 33: berth.core.v1.Terms
 	(*v1.Stamp)(nil),              // 34: berth.core.v1.Stamp
 	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(v1.Origin)(0),                // 36: berth.core.v1.Origin
-	(*v1.Timing)(nil),             // 37: berth.core.v1.Timing
-	(v1.Tier)(0),                  // 38: berth.core.v1.Tier
-	(*v1.Manifest)(nil),           // 39: berth.core.v1.Manifest
-	(*v1.Limits)(nil),             // 40: berth.core.v1.Limits
-	(*v1.TierFact)(nil),           // 41: berth.core.v1.TierFact
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*v1.Actor)(nil),              // 36: berth.core.v1.Actor
+	(v1.Origin)(0),                // 37: berth.core.v1.Origin
+	(*v1.Timing)(nil),             // 38: berth.core.v1.Timing
+	(v1.Tier)(0),                  // 39: berth.core.v1.Tier
+	(*v1.Manifest)(nil),           // 40: berth.core.v1.Manifest
+	(*v1.Limits)(nil),             // 41: berth.core.v1.Limits
+	(*v1.TierFact)(nil),           // 42: berth.core.v1.TierFact
+	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
 }
 var file_berth_host_v1_host_proto_depIdxs = []int32{
 	32, // 0: berth.host.v1.WakeRequest.session:type_name -> berth.core.v1.SessionRef
 	33, // 1: berth.host.v1.WakeRequest.terms:type_name -> berth.core.v1.Terms
 	34, // 2: berth.host.v1.WakeRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
 	35, // 3: berth.host.v1.WakeRequest.deadline:type_name -> google.protobuf.Timestamp
-	36, // 4: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
-	35, // 5: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
-	37, // 6: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
-	33, // 7: berth.host.v1.PrepareRequest.terms:type_name -> berth.core.v1.Terms
-	35, // 8: berth.host.v1.PrepareRequest.deadline:type_name -> google.protobuf.Timestamp
-	9,  // 9: berth.host.v1.PrepareReply.warm:type_name -> berth.host.v1.WarmSandbox
-	9,  // 10: berth.host.v1.WarmReply.warm:type_name -> berth.host.v1.WarmSandbox
-	10, // 11: berth.host.v1.WarmReply.uses:type_name -> berth.host.v1.PoolUse
-	38, // 12: berth.host.v1.WarmSandbox.tier:type_name -> berth.core.v1.Tier
-	0,  // 13: berth.host.v1.WarmSandbox.state:type_name -> berth.host.v1.WarmState
-	35, // 14: berth.host.v1.WarmSandbox.made_at:type_name -> google.protobuf.Timestamp
-	38, // 15: berth.host.v1.PoolUse.tier:type_name -> berth.core.v1.Tier
-	32, // 16: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
-	35, // 17: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	35, // 18: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
-	39, // 19: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
-	37, // 20: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
-	32, // 21: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
-	32, // 22: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
-	35, // 23: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
-	19, // 24: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
-	20, // 25: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
-	9,  // 26: berth.host.v1.InventoryReply.warm:type_name -> berth.host.v1.WarmSandbox
-	32, // 27: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
-	38, // 28: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
-	35, // 29: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
-	32, // 30: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
-	32, // 31: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
-	23, // 32: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
-	35, // 33: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
-	34, // 34: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
-	32, // 35: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
-	26, // 36: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
-	32, // 37: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
-	32, // 38: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	35, // 39: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
-	38, // 40: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
-	40, // 41: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
-	35, // 42: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	41, // 43: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
-	32, // 44: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	35, // 45: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	42, // 46: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	42, // 47: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	36, // 4: berth.host.v1.WakeRequest.actor:type_name -> berth.core.v1.Actor
+	37, // 5: berth.host.v1.WakeReply.origin:type_name -> berth.core.v1.Origin
+	35, // 6: berth.host.v1.WakeReply.restored_as_of:type_name -> google.protobuf.Timestamp
+	38, // 7: berth.host.v1.WakeReply.timing:type_name -> berth.core.v1.Timing
+	33, // 8: berth.host.v1.PrepareRequest.terms:type_name -> berth.core.v1.Terms
+	35, // 9: berth.host.v1.PrepareRequest.deadline:type_name -> google.protobuf.Timestamp
+	9,  // 10: berth.host.v1.PrepareReply.warm:type_name -> berth.host.v1.WarmSandbox
+	9,  // 11: berth.host.v1.WarmReply.warm:type_name -> berth.host.v1.WarmSandbox
+	10, // 12: berth.host.v1.WarmReply.uses:type_name -> berth.host.v1.PoolUse
+	39, // 13: berth.host.v1.WarmSandbox.tier:type_name -> berth.core.v1.Tier
+	0,  // 14: berth.host.v1.WarmSandbox.state:type_name -> berth.host.v1.WarmState
+	35, // 15: berth.host.v1.WarmSandbox.made_at:type_name -> google.protobuf.Timestamp
+	39, // 16: berth.host.v1.PoolUse.tier:type_name -> berth.core.v1.Tier
+	32, // 17: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
+	35, // 18: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
+	35, // 19: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
+	40, // 20: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
+	38, // 21: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
+	32, // 22: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 23: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
+	35, // 24: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
+	19, // 25: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
+	20, // 26: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
+	9,  // 27: berth.host.v1.InventoryReply.warm:type_name -> berth.host.v1.WarmSandbox
+	32, // 28: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
+	39, // 29: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
+	35, // 30: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
+	32, // 31: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
+	32, // 32: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 33: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
+	35, // 34: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
+	34, // 35: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
+	32, // 36: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 37: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
+	32, // 38: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 39: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	35, // 40: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
+	39, // 41: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
+	41, // 42: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
+	35, // 43: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
+	42, // 44: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
+	32, // 45: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	35, // 46: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	43, // 47: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	43, // 48: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	49, // [49:49] is the sub-list for method output_type
+	49, // [49:49] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }
