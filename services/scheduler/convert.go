@@ -285,7 +285,7 @@ func record(s *core.Session, whole bool) *schedulerv1.SessionRecord {
 		Manifest: s.Manifest, Terms: protoTerms(*s.Terms), Actor: protoActor(s.Actor), SessionName: s.Name,
 		CreatedAt: protoTime(s.CreatedAt), ChangedAt: protoTime(s.ChangedAt), Failure: protoFailure(s.Failure), Origin: s.Origin,
 		Restore: snapshotWanted(s), Unsaved: s.Dirty, RestoredAsOf: protoTime(s.RestoredAsOf), NewestHost: s.Newest.String(),
-		VmWritten: vmWritten(s), Actor: protoActor(s.Actor)}
+		VmWritten: vmWritten(s)}
 	if s.Wake != nil {
 		out.Waiting = s.Wake.Unplaced
 		if isHandoff(s) {
