@@ -80,7 +80,7 @@ func TestAccountsConfAsksIdentity(t *testing.T) {
 			want = "AUTH"
 		case subjects.RoleWarden:
 			want = "SYS"
-		case subjects.RoleHost, subjects.RoleFrontend, subjects.RoleOperator:
+		case subjects.RoleHost, subjects.RoleGate, subjects.RoleFrontend, subjects.RoleOperator:
 			want = ""
 		}
 		if accounts[u.Public] != want {

@@ -30,7 +30,7 @@ var (
 )
 
 func identities() []subjects.Caller {
-	out := []subjects.Caller{subjects.Operator(), subjects.Keeper(), hostH1, hostH2, acmeWeb, acmeAnn, otherWeb, dashA, dashB}
+	out := []subjects.Caller{subjects.Operator(), subjects.Keeper(), hostH1, hostH2, subjects.Gate("h1"), subjects.Gate("h2"), acmeWeb, acmeAnn, otherWeb, dashA, dashB}
 	for _, s := range subjects.Services {
 		out = append(out, subjects.Service(s))
 	}
@@ -117,6 +117,8 @@ func publishes() map[string]want {
 			if strings.Contains(e.Subject, "{host}") {
 				w[fill("", "", "h1", "")], w[fill("", "", "h2", "")] = only(hostH1), only(hostH2)
 			}
+		case "gate":
+			w[fill("acme", "", "", "")] = role(subjects.RoleGate)
 		case "every service":
 			for _, s := range subjects.Services {
 				w[fill("", "", "", s)] = service(s)
@@ -133,10 +135,14 @@ func publishes() map[string]want {
 	for _, m := range subjects.Methods {
 		for _, c := range identities() {
 			s := subjects.Prefix + "rpc." + m.Service + "." + m.Name + "." + c.Token()
-			if m.Service == "host" {
+			switch m.Service {
+			case "host":
 				s = subjects.HostRPC("h1", m.Name, c)
+			case "gate":
+				s = subjects.GateRPC("h1", m.Name, c)
 			}
-			if allowed := m.Allows(c); allowed {
+			own := m.CallersHost(c) == "*" || c.Host == "h1"
+			if m.Allows(c) && own {
 				w[s] = only(c)
 			} else {
 				w[s] = only()
@@ -197,9 +203,13 @@ func jetStream() map[string]want {
 	}
 	for _, b := range subjects.Buckets {
 		w["$KV."+b.Name+".probe"] = service(b.Owner)
-		w["$JS.API.DIRECT.GET.KV_"+b.Name+".$KV."+b.Name+".probe"] = only(keeper, subjects.Service(b.Owner))
+		reads := only(keeper, subjects.Service(b.Owner))
+		if b.Name == "BERTH_EGRESS" { // gates read what they judge by
+			reads = only(keeper, subjects.Service(b.Owner), subjects.Gate("h1"), subjects.Gate("h2"))
+		}
+		w["$JS.API.DIRECT.GET.KV_"+b.Name+".$KV."+b.Name+".probe"] = reads
 		w["$JS.API.STREAM.MSG.DELETE.KV_"+b.Name] = only(keeper, subjects.Service(b.Owner))
-		w["$JS.API.CONSUMER.CREATE.KV_"+b.Name+".w.x"] = only(keeper, subjects.Service(b.Owner))
+		w["$JS.API.CONSUMER.CREATE.KV_"+b.Name+".w.x"] = reads
 	}
 	for _, o := range subjects.ObjectStores {
 		host := role(subjects.RoleHost)
@@ -268,9 +278,9 @@ func subscribeToTheCatalogue(t *testing.T, e *bus.Embedded, all []subjects.Calle
 		"$JS.EVENT.ADVISORY.>":        only(operator, subjects.Keeper()),
 		"berth.v1.timer.due.*.*.*":    only(operator),
 		"berth.v1.serving.*": func(c subjects.Caller) bool {
-			return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c == operator
+			return c.Role == subjects.RoleService || c.Role == subjects.RoleHost || c.Role == subjects.RoleGate || c == operator
 		},
-		"berth.v1.serving.host.*":       only(subjects.Service("scheduler"), subjects.Service("lifecycle"), subjects.Service("pool"), operator),
+		"berth.v1.serving.host.*":       only(subjects.Service("scheduler"), subjects.Service("lifecycle"), subjects.Service("pool"), subjects.Gate("h1"), subjects.Gate("h2"), operator),
 		"$JS.API.CONSUMER.MSG.NEXT.*.*": only(),
 	}
 	for _, c := range all {
@@ -282,11 +292,15 @@ func subscribeToTheCatalogue(t *testing.T, e *bus.Embedded, all []subjects.Calle
 		if m.Service == "bus" {
 			server = only(subjects.Keeper())
 		}
-		if m.Service == "host" {
-			for _, s := range m.Endpoints("h2") {
-				table[s] = only(hostH2)
+		if subjects.PerHost(m.Service) {
+			one, two := hostH1, hostH2
+			if m.Service == "gate" {
+				one, two = subjects.Gate("h1"), subjects.Gate("h2")
 			}
-			server = only(hostH1)
+			for _, s := range m.Endpoints("h2") {
+				table[s] = only(two)
+			}
+			server = only(one)
 		}
 		for _, s := range m.Endpoints("h1") {
 			table[s] = server

@@ -155,7 +155,7 @@ func clientLeaf(c subjects.Caller) (certs.Leaf, bool) {
 	switch c.Role {
 	case subjects.RoleService:
 		l.Name = c.Service
-	case subjects.RoleHost:
+	case subjects.RoleHost, subjects.RoleGate:
 		l.Name = string(c.Host)
 	case subjects.RoleFrontend, subjects.RoleOperator:
 		return l, false

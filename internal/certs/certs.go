@@ -28,6 +28,7 @@ const (
 	RoleScheduler = "scheduler" // a replica of the scheduler
 	RoleService   = "service"   // any service, as a client of the bus
 	RoleHost      = "host"      // a host, as a client of the bus
+	RoleGate      = "gate"      // the gate of a host, as a client of the bus
 )
 
 // Source gives what a process shows and trusts, as it is now. It is safe for

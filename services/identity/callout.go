@@ -193,19 +193,22 @@ func (g guests) ByNKey(q bus.Question) (callout.Guest, error) {
 	if why, may := now.May(l.Caller, q.NKey); !may {
 		return out, shutOut(l.Caller.Name(), why)
 	}
-	if l.Caller.Role == subjects.RoleHost && q.TLS && !shows(q.Peer, l.Caller) {
-		return out, &core.Refusal{Kind: errkind.Unauthenticated, Reason: "a host must show its own certificate, which names it"}
+	if role, ok := certified[l.Caller.Role]; ok && q.TLS && !shows(q.Peer, role, l.Caller) {
+		return out, &core.Refusal{Kind: errkind.Unauthenticated, Reason: fmt.Sprintf("a %s must show its own certificate, which names it", role)}
 	}
 	return out, nil
 }
 
-// shows reports whether a certificate is the host's own.
-func shows(cert *x509.Certificate, c subjects.Caller) bool {
+// certified are the logins that must show a certificate, with the role that it names.
+var certified = map[subjects.Role]string{subjects.RoleHost: certs.RoleHost, subjects.RoleGate: certs.RoleGate}
+
+// shows reports whether a certificate is the caller's own.
+func shows(cert *x509.Certificate, role string, c subjects.Caller) bool {
 	if cert == nil {
 		return false
 	}
 	p, ok := certs.PeerOf(cert)
-	return ok && p.Role == certs.RoleHost && p.Name == string(c.Host)
+	return ok && p.Role == role && p.Name == string(c.Host)
 }
 
 func (g guests) ByToken(ctx context.Context, token string) (callout.Guest, error) {

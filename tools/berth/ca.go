@@ -100,8 +100,8 @@ func (c *caRotateCmd) Run(a *app) error {
 }
 
 type caIssueCmd struct {
-	Role string   `arg:"" help:"nats, scheduler, service or host." enum:"nats,scheduler,service,host" placeholder:"ROLE"`
-	Name string   `arg:"" help:"The server's, replica's, service's or host's own name." placeholder:"NAME"`
+	Role string   `arg:"" help:"nats, scheduler, service, host or gate." enum:"nats,scheduler,service,host,gate" placeholder:"ROLE"`
+	Name string   `arg:"" help:"The server's, replica's, service's or host's own name; of a gate its host's." placeholder:"NAME"`
 	Addr []string `help:"Host names and IP addresses where it is reached; for nats and scheduler." placeholder:"ADDR"`
 	Out  string   `help:"File for the certificate, its chain and its key." required:"" type:"path" placeholder:"FILE"`
 
@@ -113,7 +113,7 @@ func (c *caIssueCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	l := certs.Leaf{Role: c.Role, Name: c.Name, ClientOnly: c.Role == certs.RoleService || c.Role == certs.RoleHost}
+	l := certs.Leaf{Role: c.Role, Name: c.Name, ClientOnly: c.Role != certs.RoleBus && c.Role != certs.RoleScheduler}
 	if l.ClientOnly && len(c.Addr) > 0 {
 		return usage("the certificate of a %s names no address; leave --addr out", c.Role)
 	}

@@ -222,7 +222,7 @@ const spread = 0.1
 func (l Lives) until(c subjects.Caller, token, now time.Time, random float64) (time.Time, error) {
 	var life time.Duration
 	switch {
-	case c.Role == subjects.RoleHost:
+	case c.Role == subjects.RoleHost, c.Role == subjects.RoleGate:
 		life = l.Hosts
 	case c.Role == subjects.RoleOperator:
 		life = l.Operators

@@ -188,12 +188,12 @@ func CheckLogin(l *identityv1.Login) error {
 		if strings.HasPrefix(string(c.Frontend), userPrefix) {
 			return invalid("names that begin with %s are those of users' own connections", userPrefix)
 		}
-	case subjects.RoleHost, subjects.RoleOperator:
+	case subjects.RoleHost, subjects.RoleGate, subjects.RoleOperator:
 		if l.GetActing() != "" {
 			return invalid("only a frontend acts for users")
 		}
 	default:
-		return invalid("%s is no frontend, host or operator; the keys of services are not in the registry", c)
+		return invalid("%s is no frontend, host, gate or operator; the keys of services are not in the registry", c)
 	}
 	if !nkeys.IsValidPublicUserKey(l.GetNkey()) {
 		return invalid("the key is no public nkey of a user (U and 55 more characters)")
