@@ -27,6 +27,8 @@ const (
 	maxVariable = 128<<10 - 1
 	maxWords    = 1 << 20
 	maxPath     = 4095
+	maxName     = 255
+	maxOver     = 64
 )
 
 // Check refuses a spec that no driver with these tiers can honour; it is never weakened.
@@ -48,6 +50,9 @@ func (s Spec) Check(tiers map[Tier]Capabilities) error {
 	}
 	if err := s.words(); err != nil {
 		return errs.E(op, errkind.Invalid, "", err)
+	}
+	if err := s.network(c); err != nil {
+		return err
 	}
 	if !c.Disk {
 		return nil
@@ -118,6 +123,42 @@ func (s Spec) words() error {
 	}
 	if total > maxWords {
 		return fmt.Errorf("its command and its environment take %d bytes; at most %d", total, maxWords)
+	}
+	return nil
+}
+
+// network checks what the sandbox is to have of a network.
+func (s Spec) network(c Capabilities) error {
+	const op = "create sandbox"
+	bad := func(format string, args ...any) error {
+		return errs.Errorf(op, errkind.Invalid, format, args...)
+	}
+	if l := s.Link; l != nil {
+		switch {
+		case !c.Network:
+			return errs.Errorf(op, errkind.Unimplemented, "a sandbox of tier %.32q cannot be given a network", s.Tier)
+		case l.Tap != c.Tap:
+			return bad("tier %.32q does not take this kind of link: tap %v, not %v", s.Tier, c.Tap, l.Tap)
+		case !l.Address4.IsSingleIP() || !l.Address4.Addr().Is4() || !l.Address6.IsSingleIP() || !l.Address6.Addr().Is6() || l.Address6.Addr().Is4In6():
+			return bad("the link has no address of each kind, of one host")
+		case l.Router == "" || l.Name == "" || !l.Tap && l.Peer == "":
+			return bad("the link is not one that was made")
+		}
+	}
+	if len(s.Over) > maxOver {
+		return bad("%d files over those of the root, at most %d", len(s.Over), maxOver)
+	}
+	for i, o := range s.Over {
+		switch {
+		case o.From == "" || o.From == "." || o.From == ".." || len(o.From) > maxName || strings.Contains(o.From, "/") || strings.ContainsFunc(o.From, notPath):
+			return bad("%.64q is no name of a file of the run folder", o.From)
+		case !filepath.IsAbs(o.To) || o.To == "/" || filepath.Clean(o.To) != o.To || len(o.To) > maxPath || strings.ContainsFunc(o.To, notPath):
+			return bad("%.256q is no absolute path of a file", o.To)
+		case slices.ContainsFunc(s.Over[:i], func(p Over) bool { return p.To == o.To }):
+			return bad("two files lie over %.256q", o.To)
+		case !c.Native || !c.Disk:
+			return errs.Errorf(op, errkind.Unimplemented, "a sandbox of tier %.32q has no root that a file could lie over", s.Tier)
+		}
 	}
 	return nil
 }

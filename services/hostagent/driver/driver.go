@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
 
@@ -103,8 +104,9 @@ type DiskResizer interface {
 	ResizeDisk(ctx context.Context, id ids.SandboxID, bytes uint64) error
 }
 
-// Networker names the network namespace on the host that everything the sandbox sends comes out of:
-// /proc/PID/ns/net or a file that it is bound to. NotFound if it does not run.
+// Networker names the network namespace on the host that is the sandbox's own: /proc/PID/ns/net or a file
+// that it is bound to. What a sandbox with a Link sends leaves through the link alone, which for a tap is
+// not in there. NotFound if it does not run.
 type Networker interface {
 	Netns(ctx context.Context, id ids.SandboxID) (string, error)
 }
@@ -140,6 +142,8 @@ type Capabilities struct {
 	Clones bool
 	// Warm: sandboxes can be prepared before anybody needs them (Preparer).
 	Warm bool
+	// Network: a sandbox can be given a link (Spec.Link); Tap: it has to be a tap, not a veth.
+	Network, Tap bool
 	// Missing says for people what was tried and is not there.
 	Missing []string
 }
@@ -189,6 +193,24 @@ type Spec struct {
 	Env      []string
 	Hostname string
 	Limits   Limits
+	// Link is the sandbox's network: beside lo it has one interface, eth0, with the link's addresses and
+	// its way out. nil: there is only lo, and no way out of it. The link is the caller's, who makes it
+	// before and removes it after; one whose sandbox failed or was stopped may be gone and is not used again.
+	Link *network.Link
+	// Over are files that lie over those of the sandbox's root.
+	Over []Over
+}
+
+// Over is a file of the run folder that is bound over one of the sandbox's root when it gets that root, read-only
+// for good. What is at To is left as it is below it: a file, or a symbolic link, whose target is not touched
+// where the link itself can be covered and is covered where not; no link leads anywhere but into the
+// sandbox's own root file system. Where nothing is at To, or a folder, or it lies in another file system
+// of the sandbox (/proc, /run), it is passed over; only /etc/resolv.conf, which every libc wants, is made,
+// empty, if it is missing. Nothing else of it is ever written to the session's disk. The file is
+// looked at once: what is renamed into the run folder later under the same name does not appear at To.
+type Over struct {
+	From string // name in the run folder, of a regular file
+	To   string // absolute path in the sandbox
 }
 
 // Channel is the byte stream to the first process: two named pipes, or a stream socket. The caller

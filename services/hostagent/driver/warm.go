@@ -2,8 +2,10 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
 // Preparer makes sandboxes that are nobody's yet, so that a session need not wait for one to be built.
@@ -35,13 +37,17 @@ type WarmSpec struct {
 	ID    ids.SandboxID
 	Tier  Tier
 	Image Image
-	// RunDir, Guest, Init, Env, Hostname and Limits as in Spec; RunDir is that of the session later.
+	// RunDir, Guest, Init, Env, Hostname, Limits, Link and Over as in Spec; RunDir is that of the session
+	// later, and so is the link: a claim's Link is the warm one's, or it does not fit. The files of Over are
+	// in the run folder when the sandbox is prepared.
 	RunDir   string
 	Guest    string
 	Init     []string
 	Env      []string
 	Hostname string
 	Limits   Limits
+	Link     *network.Link
+	Over     []Over
 }
 
 // Warm reports whether a sandbox has been prepared and not claimed: it is of no session.
@@ -50,5 +56,17 @@ func (s Sandbox) Warm() bool { return s.Session == "" && s.ID != "" }
 // Spec is what the warm sandbox can be claimed for, by whoever's session it is.
 func (w WarmSpec) Spec(s ids.SessionKey, g ids.Generation, e ids.Epoch) Spec {
 	return Spec{Session: s, Generation: g, Epoch: e, Tier: w.Tier, Image: w.Image, RunDir: w.RunDir, Guest: w.Guest,
-		Init: w.Init, Env: w.Env, Hostname: w.Hostname, Limits: w.Limits}
+		Init: w.Init, Env: w.Env, Hostname: w.Hostname, Limits: w.Limits, Link: w.Link, Over: w.Over}
+}
+
+// SameNetwork says why a sandbox that was prepared so cannot become the one of spec for what it was given of
+// a network, or nothing when it can.
+func (w WarmSpec) SameNetwork(spec Spec) string {
+	switch {
+	case (w.Link == nil) != (spec.Link == nil) || w.Link != nil && *w.Link != *spec.Link:
+		return "it has another link"
+	case !slices.Equal(w.Over, spec.Over):
+		return "other files lie over those of its root"
+	}
+	return ""
 }
