@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 )
 
@@ -24,7 +25,7 @@ const shutdownGrace = 5 * time.Second
 // Main runs the guest agent until it is told to end, and returns the exit code
 // of the process. Its channel is stdin and stdout, or the device given as
 // "-channel=PATH" (a virtio-serial port). With enter.Flag it waits for its owner's
-// root before it does anything. Logs go to stderr, at most a few
+// root before it does anything, over which the files of "-over=FILE:PATH" lie then (package cover). Logs go to stderr, at most a few
 // hundred lines a minute. It takes stdin and stdout away from the process, so
 // that nothing else is ever read from or written to the channel.
 func Main(args []string) int { return MainWith(args, Options{}) }
@@ -78,8 +79,14 @@ func MainOn(in io.Reader, out io.Writer, opts Options) int {
 
 // takeChannel moves the channel to descriptors that no exec inherits.
 func takeChannel(args []string, opts *Options) (in, out *os.File, err error) {
+	var over []cover.File
 	for _, arg := range args {
+		f, isOver, err := cover.Arg(arg)
 		switch {
+		case err != nil:
+			return nil, nil, err
+		case isOver:
+			over = append(over, f)
 		case len(arg) > 9 && arg[:9] == "-channel=":
 			f, err := os.OpenFile(arg[9:], os.O_RDWR, 0)
 			if err != nil {
@@ -94,6 +101,7 @@ func takeChannel(args []string, opts *Options) (in, out *os.File, err error) {
 			return nil, nil, fmt.Errorf("unknown argument %q", arg)
 		}
 	}
+	enter.Over(over)
 	if in == nil {
 		// Without a thread that is blocked in read, what was read is handled by the thread that read it.
 		_ = unix.SetNonblock(0, true)

@@ -8,6 +8,8 @@
 // more; and no thread has a right, or can ever again be given one, that a sandbox does not have that was
 // started on this root at once. It looks at each thread to say so.
 //
+// The files that Over names lie over those of the root (package cover), as far as there are any.
+//
 // What lies in the folder is the owner's and may be hostile: no link in it is followed, and a root that
 // has a link or a file in a place where something must be mounted is refused before anything was
 // changed (ErrUnfit). After any other error the sandbox is of no use: whoever asked must end it.
@@ -22,6 +24,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 )
 
 // Flag is the argument by which a first process is told that it may be asked to enter a root.
@@ -39,11 +43,22 @@ var (
 	ErrEntered = errors.New("the sandbox has a root already")
 )
 
+// RunFolder is where the files are that Over names; it is read-only.
+const RunFolder = "/run/berth"
+
 // state of the only process that there is to enter anything.
 var state struct {
 	sync.Mutex
+	over   []cover.File
 	folder string // that was tried
 	err    error  // what came of it
+}
+
+// Over has Root lay the files over those of the root that is entered.
+func Over(list []cover.File) {
+	state.Lock()
+	defer state.Unlock()
+	state.over = list
 }
 
 // Root makes folder, an absolute path, the root. It works once: the same folder again is fine when it is
@@ -92,6 +107,9 @@ func root(folder string) error {
 		return fmt.Errorf("make the root a mount of its own: %w", err)
 	}
 	if err := take(points, places); err != nil {
+		return err
+	}
+	if err := lay(top); err != nil {
 		return err
 	}
 	if err := pivot(folder); err != nil {
@@ -216,6 +234,24 @@ func take(points []string, places []int) error {
 		}
 	}
 	return nil
+}
+
+// lay lays files over those of the new root, while the old one is there to take them from.
+func lay(top int) error {
+	if len(state.over) == 0 {
+		return nil
+	}
+	run, err := cover.Folder(RunFolder)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = run.Close() }()
+	all, err := cover.Open(int(run.Fd()), state.over, false)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	return cover.Root{FD: top, Follow: true}.Put(all)
 }
 
 // pivot changes the root of all that have the old one, and lets go of it.

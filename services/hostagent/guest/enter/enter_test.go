@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 )
 
 // The test binary is the first process too: a root is entered once in a process's life.
@@ -39,6 +41,7 @@ func first(world string, wants []string) {
 		func() error { return unix.Mount("below", skeleton+"/run/below", "tmpfs", unix.MS_RDONLY, "") },
 		func() error { return os.Mkdir(skeleton+"/run/self", 0o755) },
 		func() error { return unix.Mount(filepath.Dir(os.Args[0]), skeleton+"/run/self", "", unix.MS_BIND, "") },
+		func() error { return runFolder(world, skeleton+RunFolder) },
 		func() error { return unix.Mount(world+"/slot", skeleton+"/slot", "", unix.MS_BIND, "") },
 		func() error { return unix.Chdir(skeleton) },
 		func() error { return unix.PivotRoot(".", ".") },
@@ -64,12 +67,26 @@ func first(world string, wants []string) {
 	if err != nil {
 		fmt.Println("child", err)
 	}
+	if trust, err := os.ReadFile("/etc/trust"); err == nil {
+		resolver, _ := os.ReadFile("/etc/resolv.conf")
+		fmt.Println("over", string(trust), string(resolver), os.WriteFile("/etc/trust", nil, 0o644))
+	}
 	mounts, _ := os.ReadFile("/proc/self/mounts")
 	var points []string
 	for line := range strings.Lines(string(mounts)) {
 		points = append(points, strings.Fields(line)[1])
 	}
 	fmt.Println(points)
+}
+
+// runFolder shows the world's run folder, if it has one, whose file is to lie over some of the root.
+func runFolder(world, at string) error {
+	if !exists(world + "/run") {
+		return nil
+	}
+	Over([]cover.File{{From: "trust", To: "/etc/trust"}, {From: "trust", To: "/etc/nothing"}, {From: "trust", To: cover.Resolver}})
+	return errors.Join(os.Mkdir(at, 0o755), unix.Mount(world+"/run", at, "", unix.MS_BIND, ""),
+		unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
 // tries says what the process can still do.
@@ -127,6 +144,25 @@ func TestARootIsEnteredOnceAndLeavesNoWayBack(t *testing.T) {
 		"[/ /proc /run /run/below /run/self]\n"
 	if out != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+}
+
+func TestFilesLieOverThoseOfTheRootThatIsEntered(t *testing.T) {
+	dir := world(t, func(root string) {
+		err := errors.Join(os.WriteFile(root+"/etc/real", []byte("theirs"), 0o644), os.Symlink("real", root+"/etc/trust"),
+			os.Mkdir(root+"/../../run", 0o755), os.WriteFile(root+"/../../run/trust", []byte("ours"), 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	out := enterIn(t, dir, "/slot/root")
+	want := "over ours ours open /etc/trust: read-only file system\n[/ /proc /run /run/below /run/self /run/berth /etc/real /etc/resolv.conf]\n"
+	if !strings.HasPrefix(out, "root false <nil> false false\n") || !strings.HasSuffix(out, want) {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, "slot/root/etc"))
+	if err != nil || len(entries) != 4 { // mine, real, trust, resolv.conf
+		t.Errorf("in the root: %v, %v", entries, err)
 	}
 }
 

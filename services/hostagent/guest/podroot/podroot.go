@@ -6,7 +6,8 @@
 // Enter guarantees that what it executes has that overlay as its root, the file systems of the
 // container (/proc, /dev, /sys, /tmp, the run folder) in their places, no way back to image or disk
 // beneath, the capabilities of the container tier and no way to more; after an error nothing of the
-// user has run. Links that a session left where these are mounted lead nowhere but into its own root.
+// user has run. Links that a session left where these are mounted lead nowhere but into its own root. The
+// files of over lie over those of the root (package cover).
 package podroot
 
 import (
@@ -17,6 +18,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 )
 
 const (
@@ -54,7 +57,7 @@ func Wait() int {
 
 // Enter makes the root from the disk at folder disk, which holds upper and work, and executes argv there
 // in place of this process. It returns only an error.
-func Enter(disk string, argv []string) error {
+func Enter(disk string, over []cover.File, argv []string) error {
 	runtime.LockOSThread() // of this thread are the privileges that the new program has
 	if len(argv) == 0 {
 		return errors.New("there is nothing to execute")
@@ -83,6 +86,9 @@ func Enter(disk string, argv []string) error {
 		return fmt.Errorf("let go of the image: %w", err)
 	}
 	if err := fill(trees); err != nil {
+		return err
+	}
+	if err := lay(over); err != nil {
 		return err
 	}
 	if err := drop(); err != nil {
@@ -127,6 +133,29 @@ func fill(trees []tree) error {
 		_ = unix.Close(t.fd)
 	}
 	return nil
+}
+
+// lay lays files of the run folder over those of the root, which this process is in.
+func lay(over []cover.File) error {
+	if len(over) == 0 {
+		return nil
+	}
+	run, err := cover.Folder(runDir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = run.Close() }()
+	top, err := cover.Folder("/")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = top.Close() }()
+	all, err := cover.Open(int(run.Fd()), over, true)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	return cover.Root{FD: int(top.Fd())}.Put(all)
 }
 
 // place makes a folder to mount on, unless the session has one, or a link to one.

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 )
 
 // The test binary plays the parts of the container, which it is put into as a runtime would, and of
@@ -61,7 +63,7 @@ func container(dir string) error {
 	if err := os.Setenv("PODROOT_ROLE", "session"); err != nil {
 		return err
 	}
-	return Enter("/run/berth-disk", []string{"/run/berth/guest", "a"})
+	return Enter("/run/berth-disk", []cover.File{{From: "trust", To: "/etc/trust"}, {From: "trust", To: cover.Resolver}}, []string{"/run/berth/guest", "a"})
 }
 
 // session says what it sees.
@@ -71,6 +73,9 @@ func session() {
 	b, err := os.ReadFile("/etc/mark")
 	say("mark", string(b)+fmt.Sprint(err))
 	say("write", os.WriteFile("/etc/new", []byte("new"), 0o644))
+	trust, _ := os.ReadFile("/etc/trust")
+	resolver, _ := os.ReadFile("/etc/resolv.conf")
+	say("over", string(trust)+string(resolver)+fmt.Sprint(os.WriteFile("/etc/trust", nil, 0o644)))
 	_, err = os.Stat("/etc/gone")
 	say("gone", errors.Is(err, os.ErrNotExist))
 	st, _ := os.ReadFile("/proc/self/status")
@@ -127,7 +132,7 @@ func enter(t *testing.T, prepare func(dir string)) map[string]string {
 			t.Fatal(err)
 		}
 	}
-	for name, text := range map[string]string{"image/etc/mark": "image", "image/etc/gone": "x"} {
+	for name, text := range map[string]string{"image/etc/mark": "image", "image/etc/gone": "x", "image/etc/trust": "image", "run/trust": "ours"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +182,7 @@ func TestTheRootIsTheImageUnderTheDisk(t *testing.T) {
 	for name, want := range map[string]string{
 		"args": "a", "mark": "image<nil>", "write": "<nil>", "gone": "true", "NoNewPrivs": "1", "CapBnd": "00000000800405fb",
 		"CapEff": "00000000800405fb", "CapInh": "0000000000000000", "run": "/run/berth", "places": "<nil>",
-		"mount": "operation not permitted", "disks": "0",
+		"mount": "operation not permitted", "disks": "0", "over": "oursoursopen /etc/trust: read-only file system",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
@@ -185,6 +190,12 @@ func TestTheRootIsTheImageUnderTheDisk(t *testing.T) {
 	}
 	if b, err := os.ReadFile(got["upper"] + "/etc/new"); err != nil || string(b) != "new" {
 		t.Errorf("on the disk: %q, %v", b, err)
+	}
+	if b, err := os.ReadFile(got["upper"] + "/etc/resolv.conf"); err != nil || len(b) > 0 {
+		t.Errorf("on the disk: %q, %v", b, err)
+	}
+	if _, err := os.Lstat(got["upper"] + "/etc/trust"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a covered file is on the disk: %v", err)
 	}
 }
 

@@ -8,9 +8,11 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/services/hostagent/guest/agent"
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/guest/podroot"
 	"github.com/berth-dev/berth/services/hostagent/guest/vm"
 )
@@ -28,18 +30,28 @@ func main() {
 }
 
 // pod is what the agent does in a machine of Kata Containers, before it is the agent: -wait for the
-// container that is the machine, -root=DISK for the session's.
+// container that is the machine, -root=DISK for the session's, with -over=FILE:PATH for each file over it.
 func pod(args []string) int {
 	if len(args) == 1 && args[0] == "-wait" {
 		return podroot.Wait()
 	}
-	if len(args) > 1 && strings.HasPrefix(args[0], "-root=") && args[1] == "--" {
-		argv := args[2:]
-		if len(argv) == 0 {
-			argv = []string{"/run/berth/guest"}
-		}
-		fmt.Fprintln(os.Stderr, "berth-guest:", podroot.Enter(args[0][len("-root="):], argv))
-		return 1
+	end := slices.Index(args, "--")
+	if end < 1 || !strings.HasPrefix(args[0], "-root=") {
+		return agent.Main(args)
 	}
-	return agent.Main(args)
+	var over []cover.File
+	for _, arg := range args[1:end] {
+		f, ok, err := cover.Arg(arg)
+		if !ok || err != nil {
+			fmt.Fprintf(os.Stderr, "berth-guest: argument %q: %v\n", arg, err)
+			return 1
+		}
+		over = append(over, f)
+	}
+	argv := args[end+1:]
+	if len(argv) == 0 {
+		argv = []string{"/run/berth/guest"}
+	}
+	fmt.Fprintln(os.Stderr, "berth-guest:", podroot.Enter(args[0][len("-root="):], over, argv))
+	return 1
 }
