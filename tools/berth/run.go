@@ -9,6 +9,8 @@ import (
 	"github.com/berth-dev/berth/internal/obs"
 	"github.com/berth-dev/berth/internal/svcmain"
 	"github.com/berth-dev/berth/services/credentials"
+	"github.com/berth-dev/berth/services/egress"
+	"github.com/berth-dev/berth/services/egress/gate"
 	"github.com/berth-dev/berth/services/hostagent"
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
@@ -21,7 +23,7 @@ import (
 // runCmd is one member of a cluster on this machine: what services/*/cmd run in a fleet, in this
 // program. berth up starts it.
 type runCmd struct {
-	Service  string `arg:"" enum:"nats,scheduler,hostagent,identity,lifecycle,credentials,pool,devissuer"`
+	Service  string `arg:"" enum:"nats,scheduler,hostagent,egress,gate,identity,lifecycle,credentials,pool,devissuer"`
 	Name     string `help:"Name of this member in logs and traces."`
 	Config   string `help:"Configuration file (YAML)." type:"path"`
 	Login    string `help:"Bus login file." type:"path"`
@@ -68,4 +70,6 @@ var programs = map[string]func() svcmain.Program{
 	"lifecycle":   lifecycle.Program,
 	"identity":    identity.Program,
 	"pool":        pool.Program,
+	"egress":      egress.Program,
+	"gate":        gate.Program,
 }

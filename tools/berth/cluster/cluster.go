@@ -44,7 +44,7 @@ type supervisor struct {
 	plan *planner
 
 	// In order of start; every phase stops before those before it.
-	nats, schedulers, besides, hosts []*member
+	nats, schedulers, besides, hosts, gates []*member
 
 	mu    sync.Mutex
 	ready bool
@@ -109,6 +109,9 @@ func (s *supervisor) prepare() (err error) {
 	if s.hosts, err = p.hostMembers(); err != nil {
 		return err
 	}
+	if s.gates, err = p.gates(); err != nil {
+		return err
+	}
 	issuer, err := p.issuer()
 	if err != nil {
 		return err
@@ -143,8 +146,8 @@ func (s *supervisor) serve(ctx context.Context, ready func(Info)) (err error) {
 	if err := s.await(ctx, s.nats...); err != nil || ctx.Err() != nil {
 		return err
 	}
-	s.begin(ctx, s.besides[1:], s.hosts)
-	if err := s.await(ctx, slices.Concat(s.schedulers, s.besides, s.hosts)...); err != nil || ctx.Err() != nil {
+	s.begin(ctx, s.besides[1:], s.hosts, s.gates)
+	if err := s.await(ctx, slices.Concat(s.schedulers, s.besides, s.hosts, s.gates)...); err != nil || ctx.Err() != nil {
 		return err
 	}
 	if err := s.awaitOne(ctx, s.schedulers); err != nil || ctx.Err() != nil {
@@ -260,7 +263,7 @@ func (s *supervisor) awaitOne(ctx context.Context, members []*member) error {
 
 // stop ends every member that runs, in the order in which nobody misses another.
 func (s *supervisor) stop() {
-	for _, group := range [][]*member{s.hosts, s.besides, s.schedulers, s.nats} {
+	for _, group := range [][]*member{s.hosts, s.gates, s.besides, s.schedulers, s.nats} {
 		var wg sync.WaitGroup
 		for _, m := range group {
 			wg.Go(m.stop)
@@ -307,7 +310,7 @@ func (s *supervisor) drain() {
 }
 
 func (s *supervisor) all() (out []*member) {
-	for _, g := range [][]*member{s.nats, s.schedulers, s.besides, s.hosts} {
+	for _, g := range [][]*member{s.nats, s.schedulers, s.besides, s.hosts, s.gates} {
 		out = append(out, g...)
 	}
 	return out

@@ -215,6 +215,23 @@ func (p *planner) hostMembers() (out []*member, err error) {
 	return out, nil
 }
 
+// gates are the gates of the hosts, each in its host's namespace: what is let out leaves as the host's own.
+func (p *planner) gates() (out []*member, err error) {
+	if !p.cfg.Stack.Gated() {
+		return nil, nil
+	}
+	for i, name := range p.hosts() {
+		host := p.host(i+1, hostagent.Capacity{})
+		login := subjects.Gate(ids.Host(name))
+		m, err := p.member(nth("gate", i+1), "gate", p.net.spaces[name], p.net.at(hostFrom+i+1).Addr(), p.cfg.Stack.GateOf(host), login)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
 // host is the configuration of the i-th host. In zone and labels {n} stands for its number.
 func (p *planner) host(i int, share hostagent.Capacity) hostagent.Config {
 	cfg := p.cfg.Stack.Host
@@ -299,6 +316,7 @@ func (p *planner) besides() (out []*member, err error) {
 	}{
 		{"devissuer", devissuer.Config{Dir: p.cfg.Stack.Keys(), Tenants: tenants}, subjects.Caller{}},
 		{"credentials", p.cfg.Stack.Credentials, subjects.Service("credentials")},
+		{"egress", p.cfg.Stack.Egress, subjects.Service("egress")},
 		{"lifecycle", p.cfg.Stack.Lifecycle, subjects.Service("lifecycle")},
 		{"identity", who, subjects.Service("identity")},
 	} {

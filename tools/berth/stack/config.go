@@ -20,6 +20,8 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials"
+	"github.com/berth-dev/berth/services/egress"
+	"github.com/berth-dev/berth/services/egress/gate"
 	"github.com/berth-dev/berth/services/hostagent"
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
@@ -53,7 +55,10 @@ type Config struct {
 	Scheduler   scheduler.Config   `yaml:"scheduler"`
 	Credentials credentials.Config `yaml:"credentials"`
 	Pool        pool.Config        `yaml:"pool"`
+	Egress      egress.Config      `yaml:"egress"`
 	Host        hostagent.Config   `yaml:"host"`
+	// Gate is what lets traffic out of the host's sandboxes; there is none where they have no network.
+	Gate gate.Config `yaml:"gate"`
 }
 
 // NewConfig returns the defaults for one machine.
@@ -67,7 +72,8 @@ func NewConfig() Config {
 		Tenants: []string{"acme", "globex"}, Frontends: []string{"web", "cli"},
 		Telemetry: obs.Config{KeepSpans: 0, Prometheus: true},
 		Identity:  identity.NewConfig(), Lifecycle: lifecycle.NewConfig(), Scheduler: scheduler.NewConfig(""),
-		Credentials: credentials.NewConfig(), Pool: pool.NewConfig(), Host: host,
+		Credentials: credentials.NewConfig(), Pool: pool.NewConfig(), Egress: egress.NewConfig(),
+		Host: host, Gate: gate.NewConfig(),
 	}
 }
 
@@ -152,6 +158,7 @@ func (c *Config) Complete() error {
 	if len(c.Host.Tiers) == 0 {
 		c.Host.Tiers = slices.Clone(Tiers)
 	}
+	c.gate()
 	c.prepare()
 	if len(c.Host.Disk.Sizes) == 0 {
 		for _, t := range c.Lifecycle.Policy.Templates {
@@ -172,6 +179,21 @@ func (c *Config) Complete() error {
 	_, err = c.Callers(c.Host.Host)
 	return err
 }
+
+// gate gives the gate the host's router.
+func (c *Config) gate() {
+	c.Gate = c.GateOf(c.Host)
+}
+
+// GateOf is the configuration of the gate of a host.
+func (c *Config) GateOf(h hostagent.Config) gate.Config {
+	g := c.Gate
+	g.Host, g.Router, g.Dir = h.Host, filepath.Join(h.Dir, "net", "router"), filepath.Join(c.Dir, "gate", h.Host)
+	return g
+}
+
+// Gated reports whether sandboxes have a way out that a gate guards: those in memory have none.
+func (c *Config) Gated() bool { return c.Host.Driver != "null" }
 
 // cloning tiers start sandboxes from something that is made once.
 var cloning = []string{"microvm", "wasm"}
@@ -223,7 +245,7 @@ func splitAddr(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// Callers are the bus identities besides the services: the hosts and the
+// Callers are the bus identities besides the services: the hosts, their gates and the
 // frontends of every development tenant.
 func (c *Config) Callers(hosts ...string) (out []subjects.Caller, err error) {
 	for _, name := range hosts {
@@ -231,7 +253,7 @@ func (c *Config) Callers(hosts ...string) (out []subjects.Caller, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, subjects.Host(host))
+		out = append(out, subjects.Host(host), subjects.Gate(host))
 	}
 	for _, t := range c.Tenants {
 		tenant, err := ids.ParseTenant(t)

@@ -21,6 +21,8 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/credentials"
+	"github.com/berth-dev/berth/services/egress"
+	"github.com/berth-dev/berth/services/egress/gate"
 	"github.com/berth-dev/berth/services/hostagent"
 	"github.com/berth-dev/berth/services/identity"
 	"github.com/berth-dev/berth/services/identity/devissuer"
@@ -169,8 +171,8 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 			return nil, err
 		}
 	}
-	logger := func(name string) *slog.Logger { return s.log.With("service", name) }
-	return []svc.Service{
+	logger := s.logger
+	return append([]svc.Service{
 		svc.Func("devissuer", func(ctx context.Context, ready func()) error {
 			return devissuer.Run(ctx, devissuer.Config{Dir: cfg.Keys(), Tenants: tenants}, logger("devissuer"), ready)
 		}),
@@ -187,20 +189,39 @@ func (s *stack) services(ctx context.Context) ([]svc.Service, error) {
 			cfg.Alone = true // by the lock of the state folder
 			return pool.Run(ctx, cfg, conns["svc-pool"], logger("pool"), ready)
 		}),
+		svc.Func("egress", func(ctx context.Context, ready func()) error {
+			return egress.Run(ctx, cfg.Egress, conns["svc-egress"], logger("egress"), ready)
+		}),
 		svc.Func("lifecycle", func(ctx context.Context, ready func()) error {
 			return lifecycle.Run(ctx, cfg.Lifecycle, conns["svc-lifecycle"], logger("lifecycle"), ready)
 		}),
 		svc.Func("identity", func(ctx context.Context, ready func()) error {
 			return identity.Run(ctx, cfg.Identity, conns["svc-identity"], logger("identity"), ready)
 		}),
-		svc.Func("hostagent", func(ctx context.Context, ready func()) error {
-			conn, err := s.connect(ctx, subjects.Host(host)) // identity lets it in
-			if err != nil {
-				return err
-			}
-			return hostagent.Run(ctx, cfg.Host, conn, ociimage.LoadContext, logger("hostagent"), ready)
-		}),
-	}, nil
+	}, s.machine(cfg, host)...), nil
+}
+
+func (s *stack) logger(service string) *slog.Logger { return s.log.With("service", service) }
+
+// machine is the host and, where its sandboxes have a network, its gate. Identity lets them in.
+func (s *stack) machine(cfg Config, host ids.Host) []svc.Service {
+	out := []svc.Service{svc.Func("hostagent", func(ctx context.Context, ready func()) error {
+		conn, err := s.connect(ctx, subjects.Host(host))
+		if err != nil {
+			return err
+		}
+		return hostagent.Run(ctx, cfg.Host, conn, ociimage.LoadContext, s.logger("hostagent"), ready)
+	})}
+	if !cfg.Gated() {
+		return out
+	}
+	return append(out, svc.Func("gate", func(ctx context.Context, ready func()) error {
+		conn, err := s.connect(ctx, subjects.Gate(host))
+		if err != nil {
+			return err
+		}
+		return gate.Run(ctx, cfg.Gate, conn, s.logger("gate"), ready)
+	}))
 }
 
 // loginTime is how long a login is tried.
