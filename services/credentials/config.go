@@ -1,13 +1,15 @@
 // Package credentials is the service that issues grants, keeps the keys that
-// sign them, and holds the data key of every session generation. It
-// guarantees that no grant, signing key or data key is ever on the bus or in
+// sign them, holds the data key of every session generation, the static secrets
+// of tenants and the roots of egress certificates. It
+// guarantees that no grant, signing key, data key or secret is ever on the bus or in
 // a store in the clear; that a grant is for one session, generation, epoch and
 // host, and bound to a proof key; that after an acknowledged revoke the
 // generation's data key is destroyed and no grant of it is issued or renewed;
 // that after an acknowledged end_grants no grant that it meets is renewed, and none
 // is issued for what was asked before it;
 // and that a data key is given only to the host that owns the epoch now, by
-// scheduler's word at that moment. A data key that was destroyed is never made
+// scheduler's word at that moment, and a secret only to that host's gate, of the
+// session's own tenant, while it is waking or active. A data key that was destroyed is never made
 // again. While the platform key cannot be reached, data keys are refused as
 // unavailable and nothing is made or destroyed for them; a revoke still works.
 // One replica is active at a time.

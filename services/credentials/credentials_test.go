@@ -41,7 +41,8 @@ type world struct {
 	proof                       ed25519.PrivateKey
 	stop                        func()
 
-	platform string // platform_key
+	platform string       // platform_key
+	log      *slog.Logger // nil: the tests'
 
 	mu     sync.Mutex
 	record *schedulerv1.SessionRecord
@@ -61,7 +62,7 @@ func newWorldWith(t testing.TB, platformKey string) *world {
 	t.Helper()
 	store := t.TempDir()
 	e, err := bus.StartEmbedded(bustest.Context(t), bus.EmbeddedConfig{Dir: store, Port: -1, Log: bustest.Log(t),
-		Callers: []subjects.Caller{subjects.Host("h1"), subjects.Host("h2"), subjects.Frontend("globex", "web")}})
+		Callers: []subjects.Caller{subjects.Host("h1"), subjects.Host("h2"), subjects.Gate("h1"), subjects.Gate("h2"), subjects.Frontend("globex", "web")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +111,11 @@ func (w *world) run(t testing.TB) {
 	ready, done := make(chan struct{}), make(chan error, 1)
 	cfg := NewConfig()
 	cfg.KeyDir, cfg.PlatformKey = w.dir, w.platform
-	go func() { done <- Run(ctx, cfg, conn, bustest.Log(t), func() { close(ready) }) }()
+	log := w.log
+	if log == nil {
+		log = bustest.Log(t)
+	}
+	go func() { done <- Run(ctx, cfg, conn, log, func() { close(ready) }) }()
 	select {
 	case <-ready:
 	case err := <-done:

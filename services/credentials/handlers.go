@@ -219,6 +219,7 @@ func (s *service) ask(ctx context.Context, g core.Generation) (core.Record, erro
 	state := rec.GetState()
 	return core.Record{Found: true, Session: on, Host: ids.Host(rec.GetHost()),
 		Awake:   state == corev1.State_STATE_WAKING || state == corev1.State_STATE_ACTIVE || state == corev1.State_STATE_SLEEPING,
+		Ending:  state == corev1.State_STATE_SLEEPING,
 		Deleted: state == corev1.State_STATE_DELETING || state == corev1.State_STATE_DELETED}, nil
 }
 

@@ -56,6 +56,10 @@ type service struct {
 	told     *credentialsv1.JwksReply // what jwks answers a host at seq; nil: make it again
 
 	ending sync.Mutex // one ending is decided and stored at a time
+
+	tenantSecrets secretStore
+	egressRoots   rootStore
+	toldOnce      told
 }
 
 // Run runs the service until ctx ends and calls ready once it has a signing
@@ -105,6 +109,10 @@ func (s *service) open(starting context.Context) (err error) {
 	if s.store.dataKeys, err = vault.Open(starting, s.conn, "BERTH_DATAKEYS", s.platform); err != nil {
 		return err
 	}
+	if s.tenantSecrets.vault, err = vault.Open(starting, s.conn, "BERTH_SECRETS", s.platform); err != nil {
+		return err
+	}
+	s.egressRoots.vault = s.tenantSecrets.vault
 	had, err := s.store.load(starting)
 	if err == nil {
 		s.secrets, s.state.Keys, s.state.Revoked, s.state.Ended = had.secrets, had.keys, had.revoked, had.ended
@@ -125,12 +133,14 @@ func (s *service) begin(starting, ctx context.Context) (err error) {
 	if err := s.tick(starting); err != nil {
 		return err
 	}
-	if s.rpc, err = s.conn.Serve(ctx, bus.ServiceConfig{Name: "credentials", Description: "grants, signing keys and data keys", Limit: s.cfg.Limit}); err != nil {
+	if s.rpc, err = s.conn.Serve(ctx, bus.ServiceConfig{Name: "credentials", Description: "grants, signing keys, data keys and secrets", Limit: s.cfg.Limit}); err != nil {
 		return err
 	}
 	err = errors.Join(
 		bus.Handle(s.rpc, "mint", s.mint), bus.Handle(s.rpc, "renew", s.renew), bus.Handle(s.rpc, "revoke", s.revoke),
 		bus.Handle(s.rpc, "end_grants", s.endGrants), bus.Handle(s.rpc, "datakey", s.dataKey), bus.Handle(s.rpc, "jwks", s.jwks), s.rpc.HandleRetry(),
+		bus.Handle(s.rpc, "secret_put", s.secretPut), bus.Handle(s.rpc, "secrets", s.secretList), bus.Handle(s.rpc, "secret_remove", s.secretRemove),
+		bus.Handle(s.rpc, "reveal", s.reveal), bus.Handle(s.rpc, "egress_ca", s.egressCA),
 		s.conn.NATS().FlushWithContext(starting)) // ready means that the server knows the subjects
 	if err != nil {
 		return errors.Join(err, s.rpc.Stop(starting))
@@ -167,7 +177,8 @@ func (s *service) keepTime(ctx context.Context) {
 		case <-tick.C:
 			err = s.tick(ctx)
 		case <-compact.C:
-			err = errors.Join(s.store.records.Compact(ctx, keepMarks), s.store.dataKeys.Compact(ctx, keepMarks))
+			err = errors.Join(s.store.records.Compact(ctx, keepMarks), s.store.dataKeys.Compact(ctx, keepMarks),
+				s.tenantSecrets.sweep(ctx), s.tenantSecrets.vault.Compact(ctx, keepMarks))
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("upkeep of keys and revocations failed; it is tried again", "error", err)

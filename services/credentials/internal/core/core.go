@@ -1,6 +1,6 @@
 // Package core decides, without any I/O, which grants are issued, when
 // signing keys come and go, which generations are dead and who may have a
-// data key. It guarantees that a grant is never issued for a generation that
+// data key or a tenant's secret. It guarantees that a grant is never issued for a generation that
 // was revoked, never lives longer than the policy allows since the user's own
 // token was verified, and is signed by a key that verifiers could fetch before.
 package core
@@ -141,6 +141,7 @@ type Record struct {
 	Session Session
 	Host    ids.Host
 	Awake   bool // waking, active or sleeping: the states with compute
+	Ending  bool // sleeping: nothing of it goes out any more
 	Deleted bool // or being deleted
 }
 
@@ -220,6 +221,12 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 		return dataKey(s, e)
 	case EndGrants:
 		return endGrants(s, e, now)
+	case Reveal:
+		return reveal(s, e)
+	case PutSecret:
+		return putSecret(s, e)
+	case RemoveSecret:
+		return removeSecret(s, e)
 	}
 	return s, nil, refuse(errkind.Internal, "unknown event %T", ev)
 }
@@ -309,25 +316,30 @@ func revoke(s State, e Revoke, now time.Time) (State, []Command, error) {
 }
 
 func dataKey(s State, e DataKey) (State, []Command, error) {
-	fail := func(kind errkind.Kind, reason string) (State, []Command, error) {
-		return s, []Command{Audit{What: "refused", Session: e.Session, Reason: "data key for host " + string(e.Host) + ": " + reason}},
-			refuse(kind, "%s", reason)
-	}
-	if _, dead := s.Revoked[e.Session.Generation]; dead {
-		return fail(errkind.Superseded, "the session was deleted")
-	}
-	switch r := e.Record; {
-	case !r.Found:
-		return fail(errkind.NotFound, "scheduler knows no such session")
-	case r.Session != e.Session:
-		return fail(errkind.StaleEpoch, "this generation and epoch are not the session's current ones")
-	case e.Host == "" || r.Host != e.Host:
-		return fail(errkind.Denied, "the host does not own this epoch")
-	case !r.Awake:
-		return fail(errkind.StaleEpoch, "the session is not awake in this epoch")
+	if err := s.owns(e.Host, e.Session, e.Record); err != nil {
+		return s, []Command{Audit{What: "refused", Session: e.Session, Reason: "data key for host " + string(e.Host) + ": " + err.Reason}}, err
 	}
 	return s, []Command{
 		GiveDataKey{e.Session.Generation},
 		Audit{What: "issued", Session: e.Session, Reason: "data key for host " + string(e.Host)},
 	}, nil
+}
+
+// owns says why a host does not own a session's epoch now; nil if it does.
+func (s State) owns(host ids.Host, on Session, r Record) *Refusal {
+	no := func(kind errkind.Kind, reason string) *Refusal { return &Refusal{kind, reason} }
+	if _, dead := s.Revoked[on.Generation]; dead {
+		return no(errkind.Superseded, "the session was deleted")
+	}
+	switch {
+	case !r.Found:
+		return no(errkind.NotFound, "scheduler knows no such session")
+	case r.Session != on:
+		return no(errkind.StaleEpoch, "this generation and epoch are not the session's current ones")
+	case host == "" || r.Host != host:
+		return no(errkind.Denied, "the host does not own this epoch")
+	case !r.Awake:
+		return no(errkind.StaleEpoch, "the session is not awake in this epoch")
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -75,6 +76,14 @@ func (w words) verbs(t *testing.T) []grant.Verb {
 	return verbs
 }
 
+func (w words) hosts() []string {
+	v := w.or("hosts", "api.example.com")
+	if v == "none" {
+		return nil
+	}
+	return strings.Split(v, ",")
+}
+
 func step(t *testing.T, s *State, line string) string {
 	fields := strings.Fields(line)
 	w := words{}
@@ -113,6 +122,15 @@ func step(t *testing.T, s *State, line string) string {
 		asked := words{"gen": w.or("ask-gen", r.Generation.Generation.String()), "epoch": w.or("ask-epoch", r.Epoch.String())}.session(t)
 		ev = DataKey{Host: ids.Host(w.or("host", "h1")), Session: asked,
 			Record: Record{Found: w["record"] != "none", Session: r, Host: ids.Host(w.or("owner", "h1")), Awake: w["state"] != "asleep"}}
+	case "reveal":
+		r := w.session(t)
+		asked := words{"gen": w.or("ask-gen", r.Generation.Generation.String()), "epoch": w.or("ask-epoch", r.Epoch.String())}.session(t)
+		ev = Reveal{Host: ids.Host(w.or("host", "h1")), Session: asked, Name: w.or("name", "api-key"), Record: Record{Found: w["record"] != "none", Session: r,
+			Host: ids.Host(w.or("owner", "h1")), Awake: w["state"] != "asleep", Ending: w["state"] == "sleeping"}}
+	case "put":
+		ev = PutSecret{Tenant: "acme", Name: w.or("name", "api-key"), Value: []byte(strings.ReplaceAll(w.or("value", "v-secret-v"), "~", "\n")), Hosts: w.hosts()}
+	case "remove":
+		ev = RemoveSecret{"acme", w.or("name", "api-key")}
 	default:
 		t.Fatalf("unknown step %q", line)
 	}
@@ -165,3 +183,18 @@ func render(cmds []Command, err error, now time.Time) string {
 }
 
 func since(at time.Time) string { return "+" + at.Sub(epoch0).String() }
+
+// FuzzHost holds that what is taken as canonical is no address and has one spelling.
+func FuzzHost(f *testing.F) {
+	for _, s := range []string{"api.example.com", "EXAMPLE.com", "1.2.3.4", "a.0x7f", "a.127", "::1", "xn--bcher-kva.example", "a..b", "-a.b"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if !canonicalHost(s) {
+			return
+		}
+		if _, err := netip.ParseAddr(s); err == nil || s != strings.ToLower(s) || strings.HasSuffix(s, ".") || strings.ContainsAny(s, "*:/@%[] \x00") {
+			t.Errorf("%q is taken", s)
+		}
+	})
+}

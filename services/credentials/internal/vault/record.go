@@ -26,7 +26,7 @@ const (
 	wrappedHead = 1 + 1 + sumBytes + 2
 	directAAD   = "berth/v1/record/"
 	recordAAD   = "berth/v2/record/"
-	maxRecord   = 16 << 10
+	maxRecord   = 32 << 10
 )
 
 var (

@@ -166,6 +166,35 @@ func (v *Vault) Note(ctx context.Context, key string, text []byte) error {
 	return err
 }
 
+// NoteIf stores what is no secret if the note there is of revision last; 0: there must be none. Else the kind
+// is Conflict. It returns the new revision, which no other note of the bucket ever has.
+func (v *Vault) NoteIf(ctx context.Context, key string, text []byte, last uint64) (uint64, error) {
+	raw := append([]byte{formatNote}, text...)
+	var revision uint64
+	var err error
+	if last > 0 {
+		revision, err = v.bucket.Update(ctx, key, raw, last)
+	} else {
+		revision, err = v.bucket.Create(ctx, key, raw) // also where one was destroyed
+	}
+	if errs.Is(err, errkind.Exists) {
+		err = errs.E("write note", errkind.Conflict, v.name+"/"+key, err)
+	}
+	return revision, err
+}
+
+// NoteAt reads a note with its revision.
+func (v *Vault) NoteAt(ctx context.Context, key string) ([]byte, uint64, error) {
+	raw, revision, err := v.bucket.Get(ctx, key)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(raw) == 0 || raw[0] != formatNote {
+		return nil, 0, errs.E("read note", errkind.DataLoss, v.name+"/"+key, errFormat)
+	}
+	return raw[1:], revision, nil
+}
+
 // ReadNote reads what Note stored, or a record in which it was encrypted
 // before there were notes. Get refuses a note: none can stand in for a secret.
 func (v *Vault) ReadNote(ctx context.Context, key string) ([]byte, error) {

@@ -176,6 +176,42 @@ func TestANoteNeverStandsInForASecret(t *testing.T) {
 	}
 }
 
+// Two writers of one note: the one who did not see the other's is told, also where a note was destroyed.
+func TestANoteIsReplacedByWhoSawItOnly(t *testing.T) {
+	e := bustest.Start(t)
+	v := open(t, bustest.Connect(t, e, subjects.Service("credentials")), "", filepath.Join(t.TempDir(), "k.json"))
+	ctx := bustest.Context(t)
+	var last uint64
+	for round := range 3 {
+		rev, err := v.NoteIf(ctx, "n", []byte("one"), 0)
+		if err != nil || rev <= last {
+			t.Fatalf("round %d: revision %d after %d, %v", round, rev, last, err)
+		}
+		if _, err := v.NoteIf(ctx, "n", []byte("other"), 0); !errs.Is(err, errkind.Conflict) {
+			t.Errorf("made twice: %v", err)
+		}
+		last, err = v.NoteIf(ctx, "n", []byte("two"), rev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.NoteIf(ctx, "n", []byte("late"), rev); !errs.Is(err, errkind.Conflict) {
+			t.Errorf("replaced unseen: %v", err)
+		}
+		if got, at, err := v.NoteAt(ctx, "n"); err != nil || string(got) != "two" || at != last {
+			t.Errorf("%q at %d, %v", got, at, err)
+		}
+		if err := v.Destroy(ctx, "n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := create(ctx, v, "secret", []byte("secret")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := v.NoteAt(ctx, "secret"); !errs.Is(err, errkind.DataLoss) {
+		t.Errorf("a secret was read as a note: %v", err)
+	}
+}
+
 // With the service away nothing is written, notes and destruction work, and
 // bytes that rotted are told from a service that refuses.
 func TestWithTheServiceAwayNothingIsMadeAndDestructionWorks(t *testing.T) {
