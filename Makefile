@@ -13,7 +13,7 @@ NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
 
-.PHONY: help setup build runtimes image demo test check e2e hostile bench bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build runtimes image demo test check e2e hostile egress bench bench-egress bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -63,7 +63,7 @@ check: ## quick: vet and tests that need neither root nor runtimes
 e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
 	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
 
-bench: bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity ## all benchmarks
+bench: bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity bench-egress ## all benchmarks
 
 bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
@@ -83,6 +83,10 @@ bench-tiers: runtimes image build ## every isolation tier side by side beside it
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/tiers --out bench/tiers.json
 
+bench-egress: build ## what it costs to leave through the gate, beside the same without one; into bench/egress.json
+	@mkdir -p bench
+	@CGO_ENABLED=0 go run ./test/bench/egress --out bench/egress.json
+
 bench-identity: build ## tokens, logins and revocation: what it costs to know who asks; into bench/identity.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/identity --out bench/identity.json
@@ -90,6 +94,9 @@ bench-identity: build ## tokens, logins and revocation: what it costs to know wh
 bench-pool: runtimes image build ## warm claims beside cold opens in every tier, and the control plane's share of one, into bench/pool.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/pool --out bench/pool.json
+
+egress: runtimes image build ## every known way round an egress policy, in every tier with a network; real clients; prints rows per tier
+	@set -o pipefail; go test -json -p 1 -timeout 25m -count=1 ./test/egress | go run ./tools/testreport
 
 hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
 	@set -o pipefail; rows=$$(mktemp); go test -json -p 1 -timeout 25m -count=1 ./test/hostile | tee $$rows | go run ./tools/testreport; rc=$$?; \
