@@ -80,7 +80,8 @@ type Decision struct {
 	Rule       string
 	Layer      egressv1.Layer
 	Generation uint64
-	// Reported is a rule in report-only mode that would have denied it.
+	// Reported is a rule in report-only mode that would have denied what is allowed, or have allowed what is
+	// denied.
 	Reported string
 	// Ask is whom to ask, from the most specific policy that says so.
 	Ask string
@@ -113,9 +114,11 @@ type Injection struct {
 	// Header, or Query, that carries it.
 	Header string
 	Query  string
-	// Format of the value, with {secret} in it once; for a header by default "Bearer {secret}".
+	// Format of the value, with {secret} in it once; by default "Bearer {secret}" for the header
+	// Authorization, else the secret alone. Never empty in what was read.
 	Format string
-	// Placeholder that the sandbox may send in its place; empty: BERTH_SECRET_<NAME>.
+	// Placeholder that the sandbox may send in its place; by default BERTH_SECRET_<NAME>. Never empty in what
+	// was read.
 	Placeholder string
 }
 
@@ -125,7 +128,7 @@ type Need int
 // The needs.
 const (
 	Refuse    Need = iota // nothing to there could be allowed
-	Pass                  // the names decide: TLS is passed through
-	Intercept             // a rule looks at requests, or puts something in: TLS is opened here
-	Raw                   // bytes as they are
+	Pass                  // the names decide: TLS is passed through, and judged as the protocol TLS
+	Intercept             // HTTP is read and each request judged: within TLS, which is opened here, or plain
+	Raw                   // bytes as they are, judged as the protocol TCP
 )
