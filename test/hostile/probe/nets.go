@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,8 @@ var nets = map[string]attempt{
 
 const patience = time.Second
 
+// dial reaches something if that speaks, or waits to be spoken to. The gate of the sandbox's host takes every
+// connection to say no by resetting it: that is nobody.
 func dial(a []string) (string, error) {
 	c, err := net.DialTimeout(a[0], a[1], patience)
 	if err != nil {
@@ -39,7 +42,10 @@ func dial(a []string) (string, error) {
 	defer c.Close()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
 	b := make([]byte, 64)
-	n, _ := c.Read(b)
+	n, err := c.Read(b)
+	if n == 0 && errors.Is(err, syscall.ECONNRESET) {
+		return "", fmt.Errorf("taken and reset: %w", err)
+	}
 	return fmt.Sprintf("connected; it says %q", b[:n]), nil
 }
 
