@@ -2,69 +2,244 @@ package network
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	vishns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/netns"
 )
 
-// Router is the namespace of a host that has the host's end of every link.
-type Router struct {
-	path string
-	log  *slog.Logger
+// ErrNoLink says that a sandbox has no such link.
+var ErrNoLink = errors.New("no such link")
+
+// Config of a router.
+type Config struct {
+	Dir string // the router is pinned in there
+	Log *slog.Logger
 }
 
-// Open makes the router at dir/router, or adopts the one that is there.
-func Open(ctx context.Context, dir string, log *slog.Logger) (*Router, error) {
-	return &Router{path: filepath.Join(dir, "router"), log: log}, nil
+// Router is the namespace of a host that has the host's end of every link. Its methods are idempotent and
+// safe for concurrent use. One process at a time has a host's router open.
+type Router struct {
+	dir, path string
+	log       *slog.Logger
+	ns        *os.File
+	kernel    *netlink.Handle
+	table     *table
+
+	mu    sync.Mutex // what follows, and the kernel's links
+	links map[string]slot
+	used  map[slot]Link
+	last  slot // the one that was given last
+
+	view sync.Mutex
+	live map[slot]Link // those that may be bound; taken last, never held for long
+}
+
+// Found is a link as the kernel has it.
+type Found struct {
+	Link  Link
+	Bound bool
+}
+
+// Open makes the router at dir/router, or adopts the one that is there: its links stay, and what is bound and
+// leased stays so. Links that were half made are removed.
+func Open(ctx context.Context, c Config) (*Router, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the router: %w", err)
+	}
+	r := &Router{dir: c.Dir, path: filepath.Join(c.Dir, "router"), log: c.Log,
+		links: map[string]slot{}, used: map[slot]Link{}, live: map[slot]Link{}}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	if err := r.open(); err != nil {
+		_ = r.Close()
+		return nil, fmt.Errorf("open the router: %w", err)
+	}
+	return r, nil
+}
+
+func (r *Router) open() (err error) {
+	if _, err = netns.Pin(r.path); err != nil {
+		return err
+	}
+	if r.ns, err = netns.Open(r.path); err != nil {
+		return err
+	}
+	if r.kernel, err = handle(r.ns); err != nil {
+		return err
+	}
+	r.table = &table{ns: r.ns}
+	if err := netns.In(r.ns, routerSettings); err != nil {
+		return err
+	}
+	if err := r.adoptLinks(); err != nil {
+		return err
+	}
+	// The rules come before the doors' addresses and routes.
+	if err := r.table.adopt(func(s slot) bool { _, ok := r.used[s]; return ok }); err != nil {
+		return err
+	}
+	// A slot comes again as late as can be, so that nothing on its way to an address meets another sandbox.
+	r.last = firstSlot + slot(rand.N(uint32(lastSlot-firstSlot)))
+	return r.routes()
+}
+
+func handle(ns *os.File) (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(vishns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("speak to a network namespace: %w", err)
+	}
+	return h, nil
+}
+
+// routes brings loopback up with the gateway's addresses, and keeps marked packets here.
+func (r *Router) routes() error {
+	lo, err := r.kernel.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback: %w", err)
+	}
+	if err := r.kernel.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring loopback up: %w", err)
+	}
+	for _, a := range []struct {
+		family  int
+		gateway *netlink.Addr
+	}{{unix.AF_INET, nodad(hostPrefixOf(Gateway4))}, {unix.AF_INET6, nodad(hostPrefixOf(Gateway6))}} {
+		if err := r.kernel.AddrReplace(lo, a.gateway); err != nil {
+			return fmt.Errorf("give the gateway its address: %w", err)
+		}
+		rule := netlink.NewRule()
+		rule.Family, rule.Mark, rule.Table, rule.Priority = a.family, mark, markTable, markTable
+		if err := r.kernel.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("route what is marked: %w", err)
+		}
+		local := &netlink.Route{LinkIndex: lo.Attrs().Index, Family: a.family, Table: markTable, Type: unix.RTN_LOCAL,
+			Scope: netlink.SCOPE_HOST, Dst: everything(a.family)}
+		if err := r.kernel.RouteReplace(local); err != nil {
+			return fmt.Errorf("keep what is marked: %w", err)
+		}
+	}
+	return nil
 }
 
 // Path is where the router's namespace is pinned.
 func (r *Router) Path() string { return r.path }
 
-// Make gives a sandbox its link, the one that it has if there is one.
-func (r *Router) Make(ctx context.Context, sandbox string, tap bool) (Link, error) {
-	return Link{}, nil
+// List tells the links that are there, and which are bound.
+func (r *Router) List(context.Context) ([]Found, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ends, err := r.ends()
+	if err != nil {
+		return nil, err
+	}
+	r.table.write.Lock()
+	defer r.table.write.Unlock()
+	var all []Found
+	for s, l := range ends {
+		if l.Sandbox != "" {
+			all = append(all, Found{Link: l, Bound: r.table.have.bound[s]})
+		}
+	}
+	return all, nil
 }
 
-// Remove takes a sandbox's link away.
-func (r *Router) Remove(ctx context.Context, sandbox string) error { return nil }
+// Bind lets the link through while the host's lease holds. ErrNoLink: it is not there.
+func (r *Router) Bind(_ context.Context, l Link) error {
+	s, err := l.slot()
+	if err != nil {
+		return err
+	}
+	there := false
+	err = r.table.change(func(p *permits) {
+		if there = r.isLive(s, l); there {
+			p.bound[s] = true
+		}
+	})
+	if err == nil && !there {
+		err = fmt.Errorf("bind %s of %s: %w", l.Name, l.Sandbox, ErrNoLink)
+	}
+	return err
+}
 
-// List tells the links.
-func (r *Router) List() []Link { return nil }
+// Unbind ends that, from the next packet on. A link that is not bound is fine.
+func (r *Router) Unbind(_ context.Context, l Link) error {
+	s, err := l.slot()
+	if err != nil {
+		return err
+	}
+	return r.table.change(func(p *permits) {
+		if r.isLive(s, l) {
+			delete(p.bound, s)
+		}
+	})
+}
 
-// Find tells a sandbox's link.
-func (r *Router) Find(sandbox string) (Link, bool) { return Link{}, false }
+func (r *Router) isLive(s slot, l Link) bool {
+	r.view.Lock()
+	defer r.view.Unlock()
+	return r.live[s] == l
+}
 
-// Bind lets a sandbox's link through.
-func (r *Router) Bind(ctx context.Context, sandbox string) error { return nil }
+func (r *Router) setLive(s slot, l Link) {
+	r.view.Lock()
+	defer r.view.Unlock()
+	r.live[s] = l
+}
 
-// Unbind ends that.
-func (r *Router) Unbind(ctx context.Context, sandbox string) error { return nil }
+// Lease lets what is bound through for so long from now, by the kernel's own clock: also a host whose agent
+// died or hangs goes silent. It replaces what was left before; 0 or less ends it at once.
+func (r *Router) Lease(left time.Duration) error {
+	return r.table.change(func(p *permits) { p.until, p.renewed = sinceBoot()+max(left, 0), true })
+}
 
-// Bound tells whose links are bound.
-func (r *Router) Bound() []string { return nil }
+// Check looks whether the table is the one that was written, and writes it anew, as one change, if not.
+func (r *Router) Check(context.Context) (restored bool, err error) {
+	restored, err = r.table.check()
+	if restored {
+		r.log.Warn("the rules of the router were changed by somebody else and are restored")
+	}
+	return restored, err
+}
 
-// Lease lets bound links through for so long.
-func (r *Router) Lease(ctx context.Context, left time.Duration) error { return nil }
+// Drops counts the packets that were dropped since the table was written, by reason.
+func (r *Router) Drops() (map[string]uint64, error) { return r.table.drops() }
 
-// Check restores the router's table if it is not what it should be.
-func (r *Router) Check(ctx context.Context) (restored bool, err error) { return false, nil }
+// Close lets go of the router and leaves it as it is.
+func (r *Router) Close() error {
+	if r.kernel != nil {
+		r.kernel.Close()
+	}
+	if r.ns != nil {
+		return r.ns.Close()
+	}
+	return nil
+}
 
-// Drops counts dropped packets by reason.
-func (r *Router) Drops(ctx context.Context) (map[string]uint64, error) { return nil, nil }
-
-// Canary proves denial.
-func (r *Router) Canary(ctx context.Context) error { return nil }
-
-// Close lets go of the router and keeps it.
-func (r *Router) Close() error { return nil }
-
-// Destroy removes the router and every link.
-func (r *Router) Destroy(ctx context.Context) error { return nil }
-
-// Plug puts the link's peer into a sandbox's namespace.
-func Plug(ctx context.Context, link Link, netnsPath string) error { return nil }
-
-// OpenTap opens the link's tap.
-func OpenTap(link Link) (*os.File, error) { return nil, os.ErrInvalid }
+// Destroy removes the router with every link, and closes it. A namespace that somebody else still has open
+// keeps nothing but the doors.
+func (r *Router) Destroy(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.table.change(func(p *permits) { clear(p.bound); p.until, p.renewed = 0, true })
+	ends, listed := r.ends()
+	err = errors.Join(err, listed)
+	for s := range ends {
+		err = errors.Join(err, ctx.Err(), r.removeEnd(s))
+	}
+	return errors.Join(err, netns.Remove(r.path), r.Close())
+}
