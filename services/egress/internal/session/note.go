@@ -1,0 +1,250 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nuid"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
+	"github.com/berth-dev/berth/services/egress/policy"
+)
+
+// Refusals that are like one told already are counted and told once in a time.
+const (
+	recordWindow = 10 * time.Second
+	eventWindow  = time.Minute
+	noticeEvery  = time.Second
+	noticeAgain  = 2 * time.Second
+	lastRefused  = 20
+	maxNotice    = 48 << 10
+)
+
+// told is what a session was told, and what it is to be told.
+type told struct {
+	mu      sync.Mutex
+	records tally
+	events  tally
+	refused []refused // the oldest first
+	greeted map[string]struct{}
+
+	dirty   atomic.Bool
+	pushing atomic.Bool
+	nextAt  atomic.Int64 // nanoseconds of Now: not before
+}
+
+// Note implements Session. It fills in and may keep r, which must not be changed after it.
+func (s *Bound) Note(r *egressv1.Record) error {
+	now := s.t.cfg.Now()
+	s.fill(r, now)
+	if s.t.cfg.Noted != nil {
+		s.t.cfg.Noted(r)
+	}
+	if r.GetVerdict() == egressv1.Verdict_VERDICT_ALLOWED {
+		if err := s.record(r); err != nil {
+			return err
+		}
+		s.greet(r)
+		return nil
+	}
+	s.told.mu.Lock()
+	s.remember(r, now)
+	out, first := r, true
+	if r.GetVerdict() == egressv1.Verdict_VERDICT_DENIED {
+		out, first = s.told.records.add(r, now, recordWindow)
+	}
+	event, tell := r, false
+	if v := r.GetVerdict(); v == egressv1.Verdict_VERDICT_DENIED || v == egressv1.Verdict_VERDICT_RESET {
+		event, tell = s.told.events.add(r, now, eventWindow)
+	}
+	s.told.mu.Unlock()
+	s.told.dirty.Store(true)
+	if tell {
+		s.t.cfg.Outlet.Event("denied", s.event(event, 1))
+	}
+	if first {
+		return s.record(out)
+	}
+	return nil
+}
+
+// fill completes a record.
+func (s *Bound) fill(r *egressv1.Record, now time.Time) {
+	b := s.binding
+	r.Id = "egress-" + s.t.cfg.Host + "-" + nuid.Next()
+	r.Session, r.Actor, r.Host, r.Sandbox = b.GetSession(), b.GetActor(), s.t.cfg.Host, b.GetSandbox()
+	if r.GetEnded() == nil {
+		r.Ended = timestamppb.New(now)
+	}
+	if r.GetBegan() == nil {
+		r.Began = r.Ended
+	}
+	r.Authority, r.Path, r.Method = short(r.GetAuthority(), 260), short(r.GetPath(), 2048), short(r.GetMethod(), 32)
+}
+
+// short bounds what a sandbox chose, and keeps it valid text.
+func short(s string, most int) string {
+	s = strings.ToValidUTF8(s, "?")
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most-3], "") + "..."
+}
+
+// record gives a record to the audit log.
+func (s *Bound) record(r *egressv1.Record) error {
+	if err := s.t.cfg.Audit.Record(r); err != nil {
+		return &Refusal{policy.AuditAway, "it could not be recorded, so it is not let out"}
+	}
+	return nil
+}
+
+// greet tells that a host was reached for the first time.
+func (s *Bound) greet(r *egressv1.Record) {
+	s.told.mu.Lock()
+	_, known := s.told.greeted[r.GetAuthority()]
+	if !known && len(s.told.greeted) < maxHosts {
+		if s.told.greeted == nil {
+			s.told.greeted = map[string]struct{}{}
+		}
+		s.told.greeted[r.GetAuthority()] = struct{}{}
+	} else {
+		known = true // there are too many to tell
+	}
+	s.told.mu.Unlock()
+	if !known {
+		s.t.cfg.Outlet.Event("allowed", s.event(r, 1))
+	}
+}
+
+// event makes the event of a record.
+func (s *Bound) event(r *egressv1.Record, times uint64) *egressv1.Event {
+	e := &egressv1.Event{Session: r.GetSession(), Host: r.GetHost(), At: r.GetEnded(), What: "denied", Authority: r.GetAuthority(),
+		Port: r.GetPort(), Protocol: r.GetProtocol(), Method: r.GetMethod(), Path: r.GetPath(), Rule: r.GetRule(),
+		PolicyGeneration: r.GetPolicyGeneration(), Reason: r.GetReason(), Times: times, Record: r.GetId()}
+	switch r.GetVerdict() {
+	case egressv1.Verdict_VERDICT_ALLOWED:
+		e.What, e.Text = "allowed", fmt.Sprintf("The session reached %s for the first time since it woke.", r.GetAuthority())
+	case egressv1.Verdict_VERDICT_RESET:
+		e.What, e.Text = "reset", s.sentence(r)
+	default:
+		e.Text = s.sentence(r)
+	}
+	return e
+}
+
+// flush tells what was counted; last: all of it, whenever it was.
+func (s *Bound) flush(last bool) {
+	now := s.t.cfg.Now()
+	s.told.mu.Lock()
+	records := s.told.records.due(now, recordWindow, last)
+	events := s.told.events.due(now, eventWindow, last)
+	s.told.mu.Unlock()
+	for _, f := range records {
+		r := proto.CloneOf(f.last)
+		r.Id, r.Began, r.Times = "egress-"+s.t.cfg.Host+"-"+nuid.Next(), timestamppb.New(f.first), f.times
+		if err := s.record(r); err != nil {
+			s.t.cfg.Log.Warn("the number of refusals is not recorded", "session", r.GetSession().GetSession(), "times", f.times, "error", err)
+		}
+	}
+	for _, f := range events {
+		s.t.cfg.Outlet.Event("denied", s.event(f.last, f.times))
+	}
+}
+
+// push gives the sandbox its notice if that changed, at most once a second.
+func (s *Bound) push(ctx context.Context) {
+	now := s.t.cfg.Now()
+	if !s.told.dirty.Load() || now.UnixNano() < s.told.nextAt.Load() || !s.told.pushing.CompareAndSwap(false, true) {
+		return
+	}
+	select {
+	case s.t.pushs <- struct{}{}:
+	default: // others are at it
+		s.told.pushing.Store(false)
+		return
+	}
+	s.told.dirty.Store(false)
+	s.told.nextAt.Store(now.Add(noticeEvery).UnixNano())
+	go func() {
+		defer func() { s.told.pushing.Store(false); <-s.t.pushs }()
+		err := s.t.cfg.Outlet.Notice(ctx, s.binding, s.Notice())
+		if err != nil && !errs.Is(err, errkind.StaleEpoch) {
+			s.told.nextAt.Store(now.Add(noticeAgain).UnixNano())
+			s.told.dirty.Store(true)
+		}
+	}()
+}
+
+// tally counts like records.
+type tally struct{ by map[likeness]*counted }
+
+// likeness is what like records have in common.
+type likeness struct {
+	authority, reason, protocol, door, rule string
+	port                                    uint32
+}
+
+type counted struct {
+	at    time.Time // of the last that was told
+	first time.Time // of those that are counted
+	times uint64
+	last  *egressv1.Record
+}
+
+// maxLike is how many different ones are told apart; more of them are told as ones without an authority, so
+// that a sandbox which asks for thousands of names fills neither the memory nor the audit log.
+const maxLike = 200
+
+// add counts a record; true: it is to be told now, as it was returned.
+func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*egressv1.Record, bool) {
+	k := likeness{r.GetAuthority(), r.GetReason(), r.GetProtocol(), r.GetDoor(), r.GetRule(), r.GetPort()}
+	c := t.by[k]
+	if c == nil && len(t.by) >= maxLike {
+		r = proto.CloneOf(r)
+		r.Authority, r.Port, r.Path, r.Method = "", 0, "", ""
+		k.authority, k.port, k.rule = "", 0, ""
+		c = t.by[k]
+	}
+	if t.by == nil {
+		t.by = map[likeness]*counted{}
+	}
+	if c == nil {
+		t.by[k] = &counted{at: now}
+		return r, true
+	}
+	if c.times == 0 {
+		if now.Sub(c.at) >= window {
+			c.at = now
+			return r, true
+		}
+		c.first = now
+	}
+	c.times, c.last = c.times+1, r
+	return nil, false
+}
+
+// due are those whose time has come. What was not met again for a window is forgotten.
+func (t *tally) due(now time.Time, window time.Duration, all bool) []counted {
+	var out []counted
+	for k, c := range t.by {
+		if !all && now.Sub(c.at) < window {
+			continue
+		}
+		if c.times == 0 {
+			delete(t.by, k)
+			continue
+		}
+		out = append(out, *c)
+		*c = counted{at: now}
+	}
+	return out
+}

@@ -1,0 +1,608 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
+	"github.com/berth-dev/berth/services/egress/authority"
+	"github.com/berth-dev/berth/services/egress/policy"
+)
+
+const patience = 20 * time.Second
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// world is a table whose clock, policy, audit log and outlet are the test's.
+type world struct {
+	*Table
+	t testing.TB
+
+	pol   atomic.Pointer[policy.Policy]
+	known atomic.Bool
+	boot  atomic.Int64
+	now   atomic.Int64
+
+	mu      sync.Mutex
+	full    error
+	records []*egressv1.Record
+	events  []*egressv1.Event
+	notices chan []byte
+}
+
+func (w *world) Of(*egressv1.Binding) (*policy.Policy, bool) { return w.pol.Load(), w.known.Load() }
+
+func (w *world) Record(r *egressv1.Record) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.full == nil {
+		w.records = append(w.records, r)
+	}
+	return w.full
+}
+
+func (w *world) Ready(string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.full
+}
+
+func (w *world) Event(_ string, e *egressv1.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, e)
+}
+
+func (w *world) Notice(_ context.Context, _ *egressv1.Binding, raw []byte) error {
+	select {
+	case w.notices <- raw:
+	default:
+	}
+	return nil
+}
+
+func (w *world) fill(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.full = err
+}
+
+func (w *world) counts() (records, events int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.records), len(w.events)
+}
+
+func newWorld(t testing.TB, doc string) *world {
+	w := &world{t: t, notices: make(chan []byte, 100)}
+	w.now.Store(time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC).UnixNano())
+	w.known.Store(true)
+	w.allow(doc, 1)
+	w.Table = NewTable(Config{Host: "h1", Policies: w, Audit: w, Outlet: w, MaxConnections: 50, AllConnections: 60,
+		Boot: func() time.Duration { return time.Duration(w.boot.Load()) }, Now: func() time.Time { return time.Unix(0, w.now.Load()) },
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	w.Lease(time.Hour)
+	return w
+}
+
+// allow puts a policy of the cell in force.
+func (w *world) allow(doc string, generation uint64) {
+	w.t.Helper()
+	d, err := policy.Parse([]byte(doc))
+	must(w.t, err)
+	w.pol.Store(policy.Merge([]policy.Layered{{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_CELL}, Generation: generation, Document: d}}))
+}
+
+func binding(n int, epoch uint64) *egressv1.Binding {
+	return &egressv1.Binding{Session: &corev1.SessionRef{Tenant: "acme", Session: fmt.Sprintf("s%052d", n), Generation: &corev1.Stamp{Index: 1}, Epoch: &corev1.Stamp{Index: epoch}},
+		Sandbox: fmt.Sprintf("b%d-%d", n, epoch), Actor: &corev1.Actor{Tenant: "acme", Subject: "ann"},
+		Address4: netip.AddrFrom4([4]byte{100, 64, byte(n >> 8), byte(n)}).String(), Address6: fmt.Sprintf("fd62:6572:7468:1::%x", n)}
+}
+
+func (w *world) bind(n int, epoch uint64) *Bound {
+	w.t.Helper()
+	b, err := w.Bind(binding(n, epoch))
+	must(w.t, err)
+	return b
+}
+
+const pypi = `
+contact: it@acme.example
+rules:
+  - name: pypi
+    allow: {hosts: [pypi.org, "*.pythonhosted.org"], ports: [443], protocol: https}
+    limits: {requests_per_second: 10, burst: 20, bytes_per_day: 1MiB, connections: 30}
+`
+
+func ask(name string) policy.Request {
+	return policy.Request{Name: authority.Name(name), Port: 443, Protocol: policy.HTTPS, Method: "GET", Path: "/"}
+}
+
+// open opens what the policy allows, and returns what resets it.
+func open(t testing.TB, s *Bound, name string) (Live, chan struct{}, error) {
+	t.Helper()
+	reset := make(chan struct{})
+	l, err := s.Open(ask(name), s.Policy().Judge(ask(name)), func() { close(reset) })
+	return l, reset, err
+}
+
+func refusedAs(t testing.TB, err error, want policy.Reason) {
+	t.Helper()
+	if r := (*Refusal)(nil); !errors.As(err, &r) || r.Reason != want {
+		t.Errorf("got %v, want a refusal with reason %s", err, want)
+	}
+}
+
+func closed(t testing.TB, c chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(patience):
+		t.Fatal("it was not reset")
+	}
+}
+
+func TestNothingLeavesBeforeThePoliciesAreKnown(t *testing.T) {
+	w := newWorld(t, pypi)
+	w.known.Store(false)
+	_, _, err := open(t, w.bind(1, 1), "pypi.org")
+	refusedAs(t, err, policy.NoPolicy)
+	if w.Closed() == "" {
+		t.Error("the table does not say that it is closed")
+	}
+}
+
+func TestEmptyPolicyLetsNothingOut(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	for _, doc := range []string{"rules: []", "contact: x@y.example"} {
+		w.allow(doc, 2)
+		w.Refresh()
+		if _, _, err := open(t, s, "pypi.org"); err == nil {
+			t.Errorf("%q lets something out", doc)
+		}
+	}
+	w.pol.Store(policy.Merge(nil))
+	w.Refresh()
+	_, _, err := open(t, s, "pypi.org")
+	refusedAs(t, err, policy.NoPolicy)
+}
+
+func TestRevokedPolicyResetsWhatIsOpen(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	l, reset, err := open(t, s, "pypi.org")
+	must(t, err)
+	other, stays, err := open(t, s, "files.pythonhosted.org")
+	must(t, err)
+	defer other.Close()
+	old := s.Policy().Judge(ask("pypi.org"))
+	w.allow(`rules: [{name: files, allow: {hosts: ["*.pythonhosted.org"], ports: [443], protocol: https}}]`, 2)
+	w.Refresh()
+	closed(t, reset)
+	refusedAs(t, l.Bytes(1, 1), policy.Revoked)
+	l.Close()
+	must(t, other.Bytes(1, 1))
+	select {
+	case <-stays:
+		t.Error("what is still allowed was reset")
+	default:
+	}
+	// Judged before the change, opened after it.
+	if _, err = s.Open(ask("pypi.org"), old, func() {}); err == nil {
+		t.Error("what was judged by the earlier policy is opened")
+	}
+}
+
+// A rule that now puts a secret in, or refuses credentials, is not what the connection was opened by.
+func TestChangedGrantResetsWhatIsOpen(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	l, reset, err := open(t, s, "pypi.org")
+	must(t, err)
+	defer l.Close()
+	w.allow(`rules: [{name: pypi, allow: {hosts: [pypi.org], ports: [443], protocol: https}, refuse_credentials: true}]`, 2)
+	w.Refresh()
+	closed(t, reset)
+}
+
+func TestEndedLeaseResetsAndRefuses(t *testing.T) {
+	w := newWorld(t, pypi)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	s := w.bind(1, 1)
+	l, reset, err := open(t, s, "pypi.org")
+	must(t, err)
+	defer l.Close()
+	w.boot.Store(int64(time.Hour))
+	closed(t, reset)
+	refusedAs(t, l.Bytes(1, 0), policy.NoLease)
+	_, _, err = open(t, s, "pypi.org")
+	refusedAs(t, err, policy.NoLease)
+	w.Lease(2 * time.Hour)
+	again, _, err := open(t, s, "pypi.org")
+	must(t, err)
+	again.Close()
+}
+
+func TestWhatCannotBeRecordedIsRefused(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	w.fill(errors.New("full"))
+	_, _, err := open(t, s, "pypi.org")
+	refusedAs(t, err, policy.AuditAway)
+	refusedAs(t, s.Note(&egressv1.Record{Authority: "pypi.org", Verdict: egressv1.Verdict_VERDICT_ALLOWED}), policy.AuditAway)
+	w.fill(nil)
+	l, _, err := open(t, s, "pypi.org")
+	must(t, err)
+	l.Close()
+}
+
+func TestLaterEpochReplacesAndEarlierIsRefused(t *testing.T) {
+	w := newWorld(t, pypi)
+	old := w.bind(1, 4)
+	_, reset, err := open(t, old, "pypi.org")
+	must(t, err)
+	fresh := w.bind(1, 5)
+	closed(t, reset)
+	if _, _, err := open(t, old, "pypi.org"); err == nil {
+		t.Error("the earlier epoch goes on")
+	}
+	if _, err := w.Bind(binding(1, 4)); !errs.Is(err, errkind.StaleEpoch) {
+		t.Errorf("an earlier epoch: %v", err)
+	}
+	if again := w.bind(1, 5); again != fresh {
+		t.Error("the same binding again is another one")
+	}
+	s, ok := w.ByAddress(netip.MustParseAddr("::ffff:100.64.0.1"))
+	if !ok || s != Session(fresh) {
+		t.Error("the address does not lead to the later epoch")
+	}
+	w.Unbind(binding(1, 4).Session, "b1-5") // another epoch's word
+	if _, ok := w.ByAddress(netip.MustParseAddr("100.64.0.1")); !ok {
+		t.Error("an unbind of an earlier epoch ended it")
+	}
+	w.Unbind(binding(1, 5).Session, "b1-5")
+	if _, ok := w.ByAddress(netip.MustParseAddr("fd62:6572:7468:1::1")); ok {
+		t.Error("it is bound after its unbind")
+	}
+}
+
+func TestSyncEndsWhatItDoesNotName(t *testing.T) {
+	w := newWorld(t, pypi)
+	must(t, w.Sync("boot1", []*egressv1.Binding{binding(1, 1), binding(2, 1)}))
+	must(t, w.Sync("boot1", []*egressv1.Binding{binding(2, 1)}))
+	if n := w.Figures().Sessions; n != 2 {
+		t.Errorf("%d sessions: a list that may be older than a binding ended it", n)
+	}
+	w.boot.Store(int64(freshTime) + 1)
+	must(t, w.Sync("boot1", []*egressv1.Binding{binding(2, 1)}))
+	if n := w.Figures().Sessions; n != 1 {
+		t.Errorf("%d sessions after a list of one", n)
+	}
+	must(t, w.Sync("boot2", nil))
+	if n := w.Figures().Sessions; n != 0 {
+		t.Errorf("%d sessions after another boot", n)
+	}
+}
+
+func TestLimitsOfARule(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	var list []Live
+	for range 20 {
+		l, _, err := open(t, s, "pypi.org")
+		must(t, err)
+		list = append(list, l)
+	}
+	_, _, err := open(t, s, "pypi.org")
+	refusedAs(t, err, policy.Rate) // a second
+	w.now.Add(int64(time.Second))
+	for range 10 {
+		l, _, err := open(t, s, "pypi.org")
+		must(t, err)
+		list = append(list, l)
+	}
+	w.now.Add(int64(time.Second))
+	_, _, err = open(t, s, "pypi.org")
+	refusedAs(t, err, policy.Rate) // at once
+	must(t, list[0].Bytes(1<<19, 1<<19))
+	refusedAs(t, list[1].Bytes(1, 0), policy.Bytes)
+	for _, l := range list {
+		l.Close()
+		l.Close()
+	}
+	_, _, err = open(t, s, "pypi.org")
+	refusedAs(t, err, policy.Bytes)
+	_, _, err = open(t, w.bind(1, 2), "pypi.org")
+	refusedAs(t, err, policy.Bytes) // also after the session slept
+	if f := w.Figures(); f.Open != 0 || f.BytesOut != 1<<19+1 {
+		t.Errorf("%+v", f)
+	}
+	w.now.Add(int64(24 * time.Hour))
+	l, _, err := open(t, w.bind(1, 2), "pypi.org")
+	must(t, err)
+	must(t, l.Bytes(1, 1))
+	l.Close()
+}
+
+func TestConnectionsAreBounded(t *testing.T) {
+	w := newWorld(t, `rules: [{name: x, allow: {hosts: [x.example.com], ports: [443], protocol: https}}]`)
+	a, b := w.bind(1, 1), w.bind(2, 1)
+	n := 0
+	for ; n < 100; n++ {
+		if _, _, err := open(t, a, "x.example.com"); err != nil {
+			refusedAs(t, err, policy.Rate)
+			break
+		}
+	}
+	if n != 50 {
+		t.Errorf("one session has %d open, 50 are allowed", n)
+	}
+	for n = 0; n < 100; n++ {
+		if _, _, err := open(t, b, "x.example.com"); err != nil {
+			break
+		}
+	}
+	if n != 10 {
+		t.Errorf("the second has %d open, 10 are left", n)
+	}
+}
+
+// Each name below an allowed one tells something to whoever serves it: their number is bounded.
+func TestNewHostsAreBounded(t *testing.T) {
+	w := newWorld(t, `rules: [{name: x, allow: {hosts: ["*.example.com"], ports: [443], protocol: https}}]`)
+	s := w.bind(1, 1)
+	n := 0
+	for ; n < 2*newHosts; n++ {
+		l, _, err := open(t, s, fmt.Sprintf("h%d.example.com", n))
+		if err != nil {
+			refusedAs(t, err, policy.Rate)
+			break
+		}
+		l.Close()
+	}
+	if n != newHosts {
+		t.Errorf("%d new hosts were reached, %d are allowed", n, newHosts)
+	}
+	l, _, err := open(t, s, "h1.example.com")
+	must(t, err)
+	l.Close()
+}
+
+func denial(name string) *egressv1.Record {
+	return &egressv1.Record{Protocol: "https", Door: "transparent", Authority: name, Port: 443, Verdict: egressv1.Verdict_VERDICT_DENIED, Reason: string(policy.NoRule)}
+}
+
+func TestRepeatedRefusalsAreCountedNotLost(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	for range 100 {
+		must(t, s.Note(denial("evil.test")))
+	}
+	if r, e := w.counts(); r != 1 || e != 1 {
+		t.Fatalf("%d records and %d events at once", r, e)
+	}
+	w.now.Add(int64(recordWindow))
+	s.flush(false)
+	if r, e := w.counts(); r != 2 || e != 1 || w.records[1].GetTimes() != 99 || w.records[1].GetId() == w.records[0].GetId() {
+		t.Fatalf("%d records, %d events, the last record stands for %d", r, e, w.records[r-1].GetTimes())
+	}
+	w.now.Add(int64(eventWindow))
+	s.flush(false)
+	if _, e := w.counts(); e != 2 || w.events[1].GetTimes() != 99 {
+		t.Fatalf("%d events, the last stands for %d", e, w.events[e-1].GetTimes())
+	}
+	e := w.events[0]
+	if e.GetText() != "No rule allows evil.test:443. Ask it@acme.example." || e.GetRecord() != w.records[0].GetId() {
+		t.Errorf("the event says %q", e.GetText())
+	}
+}
+
+// Data in thousands of names fills neither the memory nor the audit log, and every one is counted.
+func TestFloodOfRefusedNamesIsBounded(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	for i := range 10_000 {
+		must(t, s.Note(denial(fmt.Sprintf("d%d.evil.test", i))))
+	}
+	s.flush(true)
+	total := uint64(0)
+	for _, r := range w.records {
+		total += max(r.GetTimes(), 1)
+	}
+	if n, _ := w.counts(); n > 2*maxLike || total != 10_000 {
+		t.Errorf("%d records stand for %d refusals", n, total)
+	}
+}
+
+func TestNoticeSaysWhatIsAllowedAndWhatWasRefused(t *testing.T) {
+	w := newWorld(t, pypi)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	s := w.bind(1, 1)
+	for i := range 30 {
+		must(t, s.Note(denial(fmt.Sprintf("d%d.evil.test", i))))
+	}
+	must(t, s.Note(denial("d29.evil.test")))
+	var n notice
+	for until := time.Now().Add(patience); ; {
+		w.now.Add(int64(noticeEvery))
+		select {
+		case raw := <-w.notices:
+			must(t, json.Unmarshal(raw, &n))
+		case <-time.After(50 * time.Millisecond):
+		}
+		if len(n.Refused) == lastRefused && n.Refused[0].Times == 2 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("the last notice is %+v", n)
+		}
+	}
+	if len(n.Allowed) != 2 || n.Contact != "it@acme.example" || n.Refused[0].Host != "d29.evil.test" || n.Refused[19].Host != "d10.evil.test" {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestNoticeOfALargePolicyIsBounded(t *testing.T) {
+	doc := "rules:\n"
+	for i := range 2000 {
+		doc += fmt.Sprintf("  - {name: r%d, allow: {hosts: [h%d.example.com], ports: [443], protocol: https}}\n", i, i)
+	}
+	w := newWorld(t, doc)
+	raw := w.bind(1, 1).Notice()
+	var n notice
+	must(t, json.Unmarshal(raw, &n))
+	if len(raw) > maxNotice+1 || len(n.Allowed)+n.Omitted != 2000 || len(n.Allowed) == 0 {
+		t.Errorf("%d bytes, %d allowed, %d omitted", len(raw), len(n.Allowed), n.Omitted)
+	}
+}
+
+func TestNamesStandForOneNameEach(t *testing.T) {
+	w := newWorld(t, pypi)
+	a, b := w.bind(1, 1), w.bind(2, 1)
+	four, six, ok := a.Assign("pypi.org")
+	if !ok || !Names4.Contains(four) || !Names6.Contains(six) {
+		t.Fatalf("%s %s", four, six)
+	}
+	for _, x := range []netip.Addr{four, six, netip.AddrFrom16(four.As16())} {
+		if n, ok := a.NameOf(x); !ok || n != "pypi.org" {
+			t.Errorf("%s is %q", x, n)
+		}
+		if _, ok := b.NameOf(x); ok {
+			t.Errorf("%s stands for a name in another session", x)
+		}
+	}
+	if _, ok := a.NameOf(netip.MustParseAddr("1.1.1.1")); ok {
+		t.Error("a literal stands for a name")
+	}
+	// After a restart of the gate a name has the address that it had.
+	c := newWorld(t, pypi).bind(1, 9)
+	if again, _, _ := c.Assign("pypi.org"); again != four {
+		t.Errorf("%s, then %s", four, again)
+	}
+}
+
+func TestNamesInUseOutliveAFlood(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	four, _, _ := s.Assign("pypi.org")
+	l, _, err := open(t, s, "pypi.org")
+	must(t, err)
+	seen := map[netip.Addr]authority.Name{}
+	for i := range 3 * maxNames {
+		n := authority.Name(fmt.Sprintf("x%d.pythonhosted.org", i))
+		a, _, ok := s.Assign(n)
+		if !ok || a == four {
+			t.Fatalf("%s: %s %v", n, a, ok)
+		}
+		seen[a] = n
+	}
+	if n, ok := s.NameOf(four); !ok || n != "pypi.org" {
+		t.Error("a name with a connection was forgotten")
+	}
+	if len(s.names.byName) > maxNames {
+		t.Errorf("%d names are kept", len(s.names.byName))
+	}
+	l.Close()
+}
+
+// Open, Close, changes of the policy and of the binding at once: nothing stays open that is not allowed.
+func TestManyThingsAtOnce(t *testing.T) {
+	w := newWorld(t, pypi)
+	deny := policy.Merge(nil)
+	yes := w.pol.Load()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 200 {
+				s := w.bind(i, uint64(n/50+1))
+				if l, _, err := open(t, s, "pypi.org"); err == nil {
+					_ = l.Bytes(1, 1)
+					l.Close()
+				}
+				_ = s.Note(denial("evil.test"))
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range 200 {
+			w.pol.Store([]*policy.Policy{yes, deny}[i%2])
+			w.Refresh()
+			w.now.Add(int64(time.Second))
+			for _, s := range w.Sessions() {
+				s.flush(false)
+			}
+		}
+	})
+	wg.Wait()
+	if f := w.Figures(); f.Open != 0 || f.Sessions != 4 {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestMemoryOfAnIdleSession(t *testing.T) {
+	w := newWorld(t, pypi)
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	list := make([]*egressv1.Binding, 200)
+	for i := range list {
+		list[i] = binding(i+1, 1)
+	}
+	before := heap()
+	must(t, w.Sync("b", list))
+	per := int64(heap()-before) / 200
+	t.Logf("%d bytes for each idle session", per)
+	if per > 8<<10 {
+		t.Errorf("an idle session takes %d bytes", per)
+	}
+	runtime.KeepAlive(w)
+}
+
+func TestEveryReasonHasASentence(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	all := []policy.Reason{policy.NoPolicy, policy.NoRule, policy.DeniedRule, policy.BadPort, policy.BadMethod, policy.BadPath, policy.BadName,
+		policy.Literal, policy.Mismatch, policy.NoName, policy.Hidden, policy.Private, policy.Unresolved, policy.Unreachable, policy.Certificate,
+		policy.Malformed, policy.Upgrade, policy.Credentials, policy.Placeholder, policy.SecretAway, policy.Echo, policy.Rate, policy.Bytes,
+		policy.Protocols, policy.AuditAway, policy.NoLease, policy.Revoked, policy.NoIdentity}
+	for _, r := range all {
+		if because[r] == "" {
+			t.Errorf("%s has no sentence", r)
+		}
+		x := denial("a.test")
+		x.Reason = string(r)
+		if text := s.sentence(x); slices.Contains([]byte(text), '%') {
+			t.Errorf("%s: %q", r, text)
+		}
+	}
+}
