@@ -195,16 +195,15 @@ func (p *Policy) Need(n authority.Name, port uint16, tlsSeen bool) (Need, Decisi
 		return Refuse, d
 	}
 	reader, reads := p.first(allowing, n, func(r *Rule) bool {
-		return r.Protocol == web && slices.Contains(r.Ports, port) && (web == HTTP || r.looks() || !d.Allowed)
+		if !d.Allowed {
+			return slices.Contains(r.Ports, port) && carries(r.Protocol, web) // part of it may be allowed
+		}
+		return slices.Contains(r.Ports, port) && r.Protocol == web && (web == HTTP || r.looks())
 	})
 	if d.Allowed {
 		unseen, _ := p.first(allowing, n, func(r *Rule) bool { ok, _ := r.allows(&whole); return ok })
-		switch {
-		case reads && reader.before(unseen):
-		case unseen.Protocol == TCP:
-			return Raw, d
-		default:
-			return Pass, d
+		if !reads || !reader.before(unseen) {
+			return p.unread(whole, unseen, d)
 		}
 	}
 	if !reads {
@@ -214,4 +213,15 @@ func (p *Policy) Need(n authority.Name, port uint16, tlsSeen bool) (Need, Decisi
 		return Refuse, p.by(shut, false, DeniedRule)
 	}
 	return Intercept, p.by(reader, true, Allowed)
+}
+
+// unread is what passes as it is: as TLS by its names, or as any bytes where a rule of TCP lets it.
+func (p *Policy) unread(q Request, by hit, d Decision) (Need, Decision) {
+	if by.Protocol == TCP {
+		q.Protocol = TCP
+		if raw := p.Judge(q); raw.Allowed {
+			return Raw, raw
+		}
+	}
+	return Pass, d
 }

@@ -20,7 +20,7 @@ type Protocol string
 const (
 	HTTP  Protocol = "http"
 	HTTPS Protocol = "https"
-	TLS   Protocol = "tls" // passed through, judged by its names alone; never seen inside
+	TLS   Protocol = "tls" // passed through, judged by its names alone; seen inside only where other rules need it
 	TCP   Protocol = "tcp" // any bytes, by explicit host and port
 )
 

@@ -114,7 +114,7 @@ func (p *Policy) again(t *Turn) (Decision, bool) {
 		}
 	}
 	switch q := t.Request(); {
-	case t.Protocol == "dns":
+	case q.Protocol == dns:
 		t.Port = 0
 		return p.Resolve(t.Authority), true
 	case q.Protocol == TLS || q.Protocol == TCP:

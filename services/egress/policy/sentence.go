@@ -5,9 +5,15 @@ import (
 	"strings"
 )
 
+// dns is the protocol of records of questions for a name; no rule names it.
+const dns Protocol = "dns"
+
 // String is a request as a person writes it.
 func (r Request) String() string {
 	host := string(r.Name)
+	if r.Protocol == dns {
+		return "the name " + host
+	}
 	standard := r.Protocol == HTTP && r.Port == 80 || (r.Protocol == HTTPS || r.Protocol == TLS) && r.Port == 443
 	if r.Port != 0 && !standard {
 		host = fmt.Sprintf("%s:%d", host, r.Port)
