@@ -59,7 +59,7 @@ func Pin(path string) (made bool, err error) {
 
 // Open opens the namespace at path; it stays while the file is open. ErrNotPinned: there is none.
 func Open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s", ErrNotPinned, filepath.Base(path))
 	}

@@ -57,6 +57,8 @@ type making struct {
 	machine *machine
 	// warm: it is prepared and nobody's yet.
 	warm warmTier
+	// plugged: the link is in its place.
+	plugged bool
 }
 
 // Create implements driver.Driver.
@@ -160,15 +162,18 @@ func (m *making) table() steps.Table {
 	if m.spec.Tier == driver.Container {
 		begin = append(begin, steps.Step{Name: "sandbox.userns", Do: m.openSpace})
 	}
-	return append(steps.Table{begin},
-		[]steps.Step{
-			{Name: "sandbox.container", Do: m.container},
-			{Name: "sandbox.root", Do: m.mountRoot},
-			{Name: "sandbox.cgroup", Do: m.makeCgroup},
-		},
-		[]steps.Step{{Name: "sandbox.create", Do: m.createTask}},
-		[]steps.Step{{Name: "sandbox.start", Do: m.startTask}},
-	)
+	container := steps.Step{Name: "sandbox.container", Do: m.container}
+	table := steps.Table{begin, {{Name: "sandbox.root", Do: m.mountRoot}, {Name: "sandbox.cgroup", Do: m.makeCgroup}}}
+	if len(m.spec.Over) > 0 && m.spec.Tier == driver.GVisor && m.warm == nil { // it looks at the root
+		table = append(table, []steps.Step{container})
+	} else {
+		table[1] = append([]steps.Step{container}, table[1]...)
+	}
+	table = append(table, []steps.Step{{Name: "sandbox.create", Do: m.createTask}})
+	if before := m.before(); len(before) > 0 {
+		table = append(table, before)
+	}
+	return append(table, []steps.Step{{Name: "sandbox.start", Do: m.startTask}})
 }
 
 func (m *making) openSpace(context.Context) error {
@@ -262,7 +267,13 @@ func (m *making) container(ctx context.Context) error {
 	if m.machine != nil {
 		oci = m.guestSpec
 	}
-	spec, err := encode(oci())
+	over, err := m.coldOver()
+	if err != nil {
+		return err
+	}
+	s := oci()
+	s.Mounts = append(s.Mounts, over...)
+	spec, err := encode(s)
 	if err != nil {
 		return err
 	}
@@ -292,7 +303,7 @@ func encode(s *specs.Spec) (*anypb.Any, error) {
 
 func (m *making) runtime() (string, *anypb.Any, error) {
 	if m.spec.Tier == driver.GVisor {
-		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig(m.warm != nil)})
+		o, err := pack("runtimeoptions.v1.Options", &runtimeoptions.Options{TypeUrl: runscOptionsType, ConfigPath: m.d.runscConfig(m.warm != nil, m.spec.Link != nil)})
 		return handlerRunsc, o, err
 	}
 	if m.machine != nil {
@@ -329,6 +340,11 @@ func (m *making) createTask(ctx context.Context) error {
 	r, err := call(context.WithoutCancel(ctx), m.d.ctrd.tasks.Create, &tasksapi.CreateTaskRequest{
 		ContainerID: string(m.id), Stdin: ch.Stdin, Stdout: ch.Stdout, Stderr: os.DevNull, Rootfs: m.rootfs(), RuntimePath: shim,
 	})
+	if isExists(err) && m.pid == 0 { // an earlier try made it
+		pid, _, err := m.d.task(ctx, m.id)
+		m.pid = uint32(pid)
+		return err
+	}
 	if isExists(err) {
 		return nil
 	}
@@ -353,12 +369,22 @@ func (m *making) startTask(ctx context.Context) error {
 	return errors.Join(err, terr)
 }
 
-// writeRunscConfig writes the options of every gVisor sandbox, in one file for those that are prepared
-// and one for the others.
-func (d *Driver) writeRunscConfig(warm bool) error {
+// writeRunscConfigs writes the options of every gVisor sandbox, in files for those that are prepared or not
+// and have a link or not.
+func (d *Driver) writeRunscConfigs() (err error) {
+	for i := range 4 {
+		err = errors.Join(err, d.writeRunscConfig(i&1 > 0, i&2 > 0))
+	}
+	return err
+}
+
+func (d *Driver) writeRunscConfig(warm, linked bool) error {
 	flags := map[string]string{
 		"platform": "systrap", "network": "none", "overlay2": "none", "host-uds": "none", "host-fifo": "none",
 		"oci-seccomp": "true", "host-settings": "ignore", "file-access": "exclusive",
+	}
+	if linked { // what is in its namespace when it starts; without a link it has a loopback of its own
+		flags["network"] = "sandbox"
 	}
 	if warm { // their root is mounted later, as a volume; all others are marked as shared one by one
 		flags["file-access-mounts"] = "exclusive"
@@ -371,7 +397,7 @@ func (d *Driver) writeRunscConfig(warm bool) error {
 	for _, k := range sortedKeys(flags) {
 		text += fmt.Sprintf("%q = %q\n", k, flags[k])
 	}
-	return os.WriteFile(d.runscConfig(warm), []byte(text), 0o644)
+	return os.WriteFile(d.runscConfig(warm, linked), []byte(text), 0o644)
 }
 
 // task asks containerd for the state of the sandbox's first process.

@@ -174,7 +174,7 @@ func (d *Driver) folders() error {
 	if err := passage(d.roots()); err != nil {
 		return err
 	}
-	if err := errors.Join(d.writeRunscConfig(false), d.writeRunscConfig(true)); err != nil {
+	if err := d.writeRunscConfigs(); err != nil {
 		return err
 	}
 	return mounts.Share(d.roots())
@@ -229,7 +229,7 @@ func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 		c := driver.Capabilities{
 			Absent: d.absent[t],
 			Native: true, Isolated: true, Disk: true, Memory: true, PIDs: true, CPU: true, OpenFiles: true, Adopts: true, Holds: true,
-			DiskIO: d.cgroup.IO(), UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
+			Network: true, DiskIO: d.cgroup.IO(), UserNamespace: t == driver.Container, OOMKillsAll: t == driver.GVisor,
 		}
 		_, c.Warm = warmTiers[t]
 		if t == driver.Kata {
@@ -298,11 +298,15 @@ func (d *Driver) slotRoot(id ids.SandboxID) string { return filepath.Join(d.slot
 
 func (d *Driver) cgroupOf(id ids.SandboxID) string { return filepath.Join(d.cfg.Cgroup, string(id)) }
 func (d *Driver) bin(name string) string           { return filepath.Join(d.cfg.Runtimes, name) }
-func (d *Driver) runscConfig(warm bool) string {
+func (d *Driver) runscConfig(warm, linked bool) string {
+	name := "config"
 	if warm {
-		return filepath.Join(d.cfg.State, "runsc", "warm.toml")
+		name = "warm"
 	}
-	return filepath.Join(d.cfg.State, "runsc", "config.toml")
+	if linked {
+		name += "-network"
+	}
+	return filepath.Join(d.cfg.State, "runsc", name+".toml")
 }
 func (d *Driver) channel(id ids.SandboxID) driver.Channel {
 	return driver.Channel{Stdin: filepath.Join(d.folder(id), "stdin"), Stdout: filepath.Join(d.folder(id), "stdout")}

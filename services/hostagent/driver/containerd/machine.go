@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/internal/loopdev"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -31,7 +32,8 @@ import (
 // root, read-only, plugged into the machine as a block device. The session's disk is a second one, by
 // Kata's file of direct-assigned volumes; the machine's kernel mounts it at diskPoint, and the guest
 // agent, before anything else, lays an overlay over the image with it and makes that the root (package
-// guest/podroot). So neither is a file system of the host, and no file server stands between.
+// guest/podroot). So neither is a file system of the host, and no file server stands between. Its network is
+// the one that its namespace has before the machine starts; no host of ours has run that yet.
 const (
 	podPrefix = "pod-" // no id of a container may begin with that of its machine
 	diskPoint = "/run/berth-disk"
@@ -70,15 +72,20 @@ func (v *machine) close() {
 
 // machineTable lists the steps of a Create in tier kata.
 func (m *making) machineTable(first steps.Step) steps.Table {
-	return steps.Table{
+	begin := steps.Table{
 		{first},
 		{{Name: "sandbox.disk", Do: m.plug}},
 		{{Name: "sandbox.cgroup", Do: m.makeCgroup}},
+	}
+	if m.spec.Link != nil {
+		begin = append(begin, []steps.Step{{Name: "sandbox.network", Do: m.plugMachine}})
+	}
+	return append(begin, steps.Table{
 		{{Name: "sandbox.machine", Do: m.startMachine}},
 		{{Name: "sandbox.container", Do: m.container}},
 		{{Name: "sandbox.create", Do: m.createTask}},
 		{{Name: "sandbox.start", Do: m.startTask}},
-	}
+	}...)
 }
 
 // volume is the path by which Kata knows the session's disk. It is short: Kata makes a file name of it.
@@ -204,16 +211,20 @@ func (m *making) machineSpec() *specs.Spec {
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: "/" + m.d.cgroupOf(m.id) + "/box",
-			Namespaces:  machineNamespaces(),
+			Namespaces:  m.machineNamespaces(),
 			Resources:   &specs.LinuxResources{Devices: deviceRules()},
 		},
 	}
 	return s
 }
 
-func machineNamespaces() []specs.LinuxNamespace {
+func (m *making) machineNamespaces() []specs.LinuxNamespace {
+	net := specs.LinuxNamespace{Type: specs.NetworkNamespace}
+	if m.spec.Link != nil {
+		net.Path = m.d.netns(m.id)
+	}
 	return []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-		{Type: specs.MountNamespace}, {Type: specs.NetworkNamespace}}
+		{Type: specs.MountNamespace}, net}
 }
 
 // guestSpec is the session's container, which is added to the machine. Its first process may mount until
@@ -225,7 +236,8 @@ func (m *making) guestSpec() *specs.Spec {
 	s := m.machineSpec()
 	s.Annotations = map[string]string{criType: "container", criSandbox: podOf(m.id)}
 	s.Process = m.process()
-	s.Process.Args = append([]string{runPoint + "/" + guestName, "-root=" + diskPoint, "--"}, m.spec.Init...)
+	s.Process.Args = append([]string{runPoint + "/" + guestName, "-root=" + diskPoint}, cover.Args(overFiles(m.spec.Over))...)
+	s.Process.Args = append(append(s.Process.Args, "--"), m.spec.Init...)
 	s.Process.NoNewPrivileges = false // the agent sets it itself
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: may, Effective: may, Permitted: may}
 	s.Mounts = append(s.Mounts, specs.Mount{Destination: diskPoint, Type: "bind", Source: m.d.volume(m.id), Options: []string{"rbind", "rw"}})

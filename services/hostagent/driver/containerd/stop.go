@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/netns"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
@@ -152,6 +153,9 @@ func (d *Driver) clearRoom(ctx context.Context, id ids.SandboxID) error {
 		if err := unmount(ctx, point); err != nil {
 			return err
 		}
+	}
+	if err := netns.Remove(d.netns(id)); err != nil {
+		return err
 	}
 	return removeEmpty(d.room(id))
 }

@@ -208,6 +208,9 @@ func (d *Driver) Fits(w driver.WarmSpec, spec driver.Spec) string {
 	case tmpSize(spec.Limits) != tmpSize(w.Limits):
 		return "the size of its /tmp, which follows from its memory, is set when the sandbox starts"
 	}
+	if why := w.SameNetwork(spec); why != "" {
+		return why
+	}
 	return tier.fits(w, spec)
 }
 

@@ -53,7 +53,11 @@ func (warmContainer) ready(c *claiming) error {
 }
 
 func (warmContainer) bind(c *claiming) []steps.Step {
-	return []steps.Step{{Name: "claim.root", Do: c.makeRoot}, {Name: "claim.enter", Do: c.enterRoot}}
+	out := []steps.Step{{Name: "claim.root", Do: c.makeRoot}, {Name: "claim.enter", Do: c.enterRoot}}
+	if len(c.spec.Over) > 0 {
+		out = append(out, steps.Step{Name: "claim.over", Do: c.layOver})
+	}
+	return out
 }
 
 // ownFolders are the folders of the root at which every sandbox has file systems of its own.

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 	"github.com/berth-dev/berth/services/hostagent/internal/idroot"
 	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
@@ -106,7 +107,7 @@ func folders(all []specs.Mount) (out []string) {
 // of a root are, and need not be looked at again on each use (see writeRunscConfig); those of the run
 // folder change outside.
 func (warmGVisor) shape(m *making, s *specs.Spec) {
-	s.Process.Args = append(slices.Clone(s.Process.Args), enter.Flag)
+	s.Process.Args = append(append(slices.Clone(s.Process.Args), enter.Flag), cover.Args(overFiles(m.spec.Over))...)
 	may := append([]string{"CAP_SYS_ADMIN"}, capabilities...)
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: may, Effective: may, Permitted: may}
 	s.Linux.Seccomp.Syscalls = append(s.Linux.Seccomp.Syscalls, specs.LinuxSyscall{Names: enterCalls, Action: specs.ActAllow})

@@ -39,6 +39,7 @@ var (
 	files    = need{"OpenFiles", "it does not limit open files", func(c driver.Capabilities) bool { return c.OpenFiles }}
 	adopts   = need{"Adopts", "it does not adopt", func(c driver.Capabilities) bool { return c.Adopts }}
 	warm     = need{"Warm", "its sandboxes are not prepared ahead", func(c driver.Capabilities) bool { return c.Warm }}
+	links    = need{"Network", "its sandboxes have no network", func(c driver.Capabilities) bool { return c.Network }}
 	holds    = need{"Holds", "it does not hold the channel", func(c driver.Capabilities) bool { return c.Holds }}
 )
 
@@ -176,6 +177,20 @@ var checks = []check{
 	{"sockets of the host without a path", "network", reach, (*suite).hostSockets, needs(isolated, native), true},
 	{"two loopbacks are two", "network", reach, (*suite).loopbacksApart, needs(isolated, native), true},
 	{"a namespace of its own", "network", reach, (*suite).netns, needs(isolated), true},
+
+	{"exactly its link", linkTheme, reach, (*suite).linkIsAll, needs(links), true},
+	{"the doors, when it is bound", linkTheme, reach, (*suite).linkBound, needs(links), true},
+	{"no other way", linkTheme, reach, (*suite).linkNoWay, needs(links), true},
+	{"nothing is forged or changed", linkTheme, reach, (*suite).linkNoForgery, needs(links), true},
+	{"two links are two", linkTheme, reach, (*suite).linksApart, needs(links), true},
+	{"none is none", linkTheme, reach, (*suite).noLink, needs(links), false},
+	{"nothing of it is left", linkTheme, leaking, (*suite).linkEnds, needs(links), false},
+	{"links that are wrong", linkTheme, honest, (*suite).linkRefused, needs(links), false},
+	{"a warm one keeps its link", linkTheme, honest, (*suite).linkWarm, needs(links, warm), false},
+
+	{"they are there, and are not the session's", "files over the root", data, (*suite).over, needs(disk, native), false},
+	{"links where one goes", "files over the root", reach, (*suite).overLinks, needs(disk, native), false},
+	{"one that is missing", "files over the root", honest, (*suite).overMissing, needs(disk, native), false},
 
 	{"memory", "limits", greed, (*suite).memory, needs(memory), false},
 	{"memory, and a neighbour", "limits", greed, (*suite).memoryOfNeighbour, needs(memory), false},

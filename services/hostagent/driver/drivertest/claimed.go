@@ -86,7 +86,7 @@ func (h *claimed) Release(t testing.TB) {
 func warmOf(spec driver.Spec) driver.WarmSpec {
 	return driver.WarmSpec{
 		ID: ids.NewWarmID(), Tier: spec.Tier, Image: spec.Image, RunDir: spec.RunDir, Guest: spec.Guest,
-		Init: spec.Init, Env: spec.Env, Hostname: spec.Hostname, Limits: spec.Limits,
+		Init: spec.Init, Env: spec.Env, Hostname: spec.Hostname, Limits: spec.Limits, Link: spec.Link, Over: spec.Over,
 	}
 }
 

@@ -65,6 +65,8 @@ type suite struct {
 	caps driver.Capabilities
 	all  map[driver.Tier]driver.Capabilities
 	pair *pair // for checks that share sandboxes
+	// linked are those of the shared checks of links.
+	linked *linked
 }
 
 // pair is two sandboxes of two sessions that many checks look at.
@@ -116,12 +118,24 @@ func (s *suite) run(t *testing.T, shared bool) {
 	t.Run("looking at two sandboxes", func(t *testing.T) {
 		s.pair = s.openPair(t)
 		for _, c := range checks {
-			if c.shared {
+			if c.shared && c.theme != linkTheme {
 				s.check(t, c)
 			}
 		}
 	})
 	s.pair = nil
+	t.Run("looking at two sandboxes with links", func(t *testing.T) {
+		if !links.has(s.caps) {
+			t.Skipf("skipped by capability: %s", links.why)
+		}
+		s.linked = s.openLinked(t)
+		for _, c := range checks {
+			if c.shared && c.theme == linkTheme {
+				s.check(t, c)
+			}
+		}
+	})
+	s.linked = nil
 	for _, c := range checks {
 		if !shared && !c.shared && !(s.claimed() && c.theme == warmTheme) {
 			s.check(t, c)

@@ -267,6 +267,12 @@ func (m *making) fill(b *build, listeners map[string]*os.File) error {
 		}
 		b.disks(root, disk, m.spec.Limits)
 	}
+	if m.spec.Link != nil {
+		if b.tap, err = m.spec.Link.OpenTap(); err != nil {
+			return fmt.Errorf("open the sandbox's tap: %w", err)
+		}
+		b.close = append(b.close, b.tap)
+	}
 	b.network()
 	return nil
 }

@@ -55,7 +55,8 @@ type Config struct {
 	UserDir          string
 	// Overhead is the memory that QEMU itself may use beside the machine's.
 	Overhead uint64
-	// Network gives each machine a network card whose other end is alone in a namespace (Netns).
+	// Network gives each machine a network card, so that it can be given a link; for machines without one
+	// its other end leads nowhere. It is on where this host has taps.
 	Network bool
 	// NoTemplates boots every machine; NoKVM emulates without trying anything else.
 	NoTemplates, NoKVM bool
@@ -79,6 +80,7 @@ func NewConfig(dir, kernel, guest string) Config {
 		QEMU: "/usr/bin/qemu-system-x86_64", Cgroup: "berth-" + name,
 		FirstUser: 0x41000000, Users: 65536, UserDir: "/run/berth/vmusers", Overhead: 150 << 20, Templates: 4,
 		BootTime: 2 * time.Minute, PersonaliseTime: 45 * time.Second, OffTime: 15 * time.Second,
+		Network: exists("/dev/net/tun"),
 	}
 }
 
@@ -196,7 +198,7 @@ func (d *Driver) Capabilities() map[driver.Tier]driver.Capabilities {
 		Absent: d.accel.Absent, Accel: d.accel.Name,
 		Native: true, Isolated: true, OwnKernel: true, Disk: true, RawDisk: true,
 		Memory: true, PIDs: true, CPU: true, DiskIO: true, OpenFiles: true, Adopts: true, Holds: true,
-		Clones: !d.cfg.NoTemplates, Warm: true,
+		Clones: !d.cfg.NoTemplates, Warm: true, Network: d.cfg.Network, Tap: true,
 	}
 	if d.accel.Why != "" {
 		c.Missing = append(c.Missing, "KVM ("+d.accel.Why+")")

@@ -79,9 +79,7 @@ func (d *Driver) launch(ctx context.Context, b *build, user int, path string) (j
 			o.Binds[dir] = dir
 		}
 	}
-	if b.shape.Network {
-		o.Tap = hostAddress
-	}
+	o.Tap = b.shape.Network && b.tap == nil
 	if b.shape.Accel == accelKVM {
 		o.Devices = []string{"kvm"}
 	}

@@ -75,6 +75,7 @@ type build struct {
 	args  []string
 	files []*os.File
 	close []*os.File // after the start
+	tap   *os.File   // of a link; nil: the card's other end is in QEMU's own namespace
 }
 
 func (b *build) add(args ...string) { b.args = append(b.args, args...) }
@@ -197,10 +198,16 @@ func ioLimits(l driver.Limits) map[string]any {
 	return map[string]any{"bps-total": l.DiskBytesPerSecond, "iops-total": l.DiskOpsPerSecond}
 }
 
-// network adds the card. It has the descriptor after all files: call it last.
+// network adds the card, with the link's tap at its other end or else one that has the descriptor after all
+// files: call it last.
 func (b *build) network() {
-	if b.shape.Network {
-		b.add("-netdev", fmt.Sprintf("tap,id=net,fd=%d", jail.FirstFile+len(b.files)),
-			"-device", "virtio-net-device,netdev=net,mac="+templateMAC+",bus=virtio-mmio-bus.4")
+	if !b.shape.Network {
+		return
 	}
+	fd := jail.FirstFile + len(b.files)
+	if b.tap != nil {
+		fd = b.file(b.tap)
+	}
+	b.add("-netdev", fmt.Sprintf("tap,id=net,fd=%d", fd),
+		"-device", "virtio-net-device,netdev=net,mac="+templateMAC+",bus=virtio-mmio-bus.4")
 }

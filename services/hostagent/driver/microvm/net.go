@@ -4,31 +4,32 @@ package microvm
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
-// The network of one machine is a wire between it and its own namespace: the same addresses in all.
-const (
-	hostAddress  = "169.254.77.1/30"
-	guestAddress = "169.254.77.2/30"
-	gateway      = "169.254.77.1"
-	templateMAC  = "02:00:00:00:00:01"
-)
+// templateMAC is what every machine's card has until it is somebody's.
+const templateMAC = "02:00:00:00:00:01"
 
-// address is what a machine gets.
-func address(id ids.SandboxID) *vmwire.Network {
-	sum := sha256.Sum256([]byte(id))
-	return &vmwire.Network{Address: guestAddress, Gateway: gateway,
-		MAC: fmt.Sprintf("02:%02x:%02x:%02x:%02x:%02x", sum[0], sum[1], sum[2], sum[3], sum[4])}
+// networkOf is what the guest of a machine with this link is told to set.
+func networkOf(l *network.Link) *vmwire.Network {
+	if l == nil {
+		return nil // the card has no address and is down
+	}
+	return &vmwire.Network{
+		Address: l.Address4.String(), Gateway: network.Gateway4.String(),
+		Address6: l.Address6.String(), Gateway6: network.Gateway6.String(),
+		MAC: l.MAC, GatewayMAC: l.HostMAC, MTU: l.MTU,
+	}
 }
 
-// Netns implements driver.Networker: lo and, with Config.Network, tap0 are all that is in there.
+// Netns implements driver.Networker: QEMU's own, in which there is lo and, for a machine with a card and
+// without a link, a tap that is down. The tap of a link is in the router.
 func (d *Driver) Netns(_ context.Context, id ids.SandboxID) (string, error) {
 	r, err := d.mustRun("find network", id)
 	if err != nil {

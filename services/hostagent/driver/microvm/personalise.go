@@ -60,10 +60,10 @@ func (m *making) ask(ctx context.Context, c *control, files map[string]vmwire.Fi
 		Env:    vmwire.Texts(append(append([]string{basePath}, m.spec.Image.Env...), m.spec.Env...)),
 		Init:   vmwire.Texts(m.spec.Init),
 		Limits: vmwire.Limits{PIDs: m.spec.Limits.PIDs, OpenFiles: m.spec.Limits.OpenFiles, Memory: m.spec.Limits.MemoryBytes},
-		Disk:   &vmwire.Disk{Bytes: m.diskBytes, Create: true, Grow: true},
+		Disk:   &vmwire.Disk{Bytes: m.diskBytes, Create: true, Grow: true}, Network: networkOf(m.spec.Link),
 	}
-	if m.shape.Network {
-		p.Network = address(m.id)
+	for _, o := range m.spec.Over {
+		p.Over = append(p.Over, vmwire.Over{From: o.From, To: o.To})
 	}
 	_, _ = rand.Read(p.Seed) // never fails
 	p.Time = time.Now().UnixNano()

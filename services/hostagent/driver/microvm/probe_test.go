@@ -4,7 +4,6 @@ package microvm
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,10 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
-	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
-	"github.com/berth-dev/berth/services/hostagent/internal/mounts"
 )
 
 // TestKVMOnlyAfterARealBoot: what this host really runs machines with is found by booting one, said
@@ -140,93 +136,41 @@ func TestPreflightIsOneSentenceAndMakesNothing(t *testing.T) {
 	}
 }
 
-// TestTheNetworkIsAWire: a machine with a card reaches its own namespace, in which there are lo and
-// the other end, and nothing else.
-func TestTheNetworkIsAWire(t *testing.T) {
+// TestTheNamespaceOfAMachineLeadsNowhere: a QEMU that its machine has taken over finds lo and, without a link,
+// a tap that is down; nothing that leads anywhere.
+func TestTheNamespaceOfAMachineLeadsNowhere(t *testing.T) {
 	h := newHost(t)
-	h.cfg.Network = true
-	if err := Preflight(h.cfg); err != nil {
-		t.Skipf("skipped: %v", err)
+	if !h.cfg.Network {
+		t.Skip("skipped: this kernel has no taps")
 	}
 	d := openDriver(t, h)
-	a, k := start(t, d, h.Spec(t, 1, 1))
-	b, kb := start(t, d, h.Spec(t, 2, 1))
-	if address(a.ID).MAC == address(b.ID).MAC {
-		t.Error("two machines have one address")
+	sb, _ := start(t, d, h.Spec(t, 1, 1))
+	path, err := d.Netns(t.Context(), sb.ID)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for sb, talk := range map[ids.SandboxID]*drivertest.Talk{a.ID: k, b.ID: kb} {
-		out, err := talk.Do("netaddrs")
-		if err != nil || !strings.Contains(out, address(sb).MAC) {
-			t.Errorf("it has the address %q, %v; want %s", out, err, address(sb).MAC)
-		}
-		if _, err := talk.Do("dial", "tcp", gateway+":80"); err == nil {
-			t.Error("somebody listens who was not put there")
-		}
-		path, err := d.Netns(t.Context(), sb)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := listenIn(t, path, gateway+":80")
-		if _, err := talk.Do("dial", "tcp", gateway+":80"); err != nil {
-			t.Errorf("it does not reach the listener at the other end: %v", err)
-		}
-		_ = l.Close()
-		if _, err := talk.Do("dial", "tcp", "192.0.2.1:80"); err == nil {
-			t.Error("it reaches more than the other end")
+	var st, host unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || unix.Stat("/proc/self/ns/net", &host) != nil || st.Ino == host.Ino {
+		t.Errorf("its namespace is the host's: %v", err)
+	}
+	var names []string
+	for line := range strings.Lines(proc(t, sb.PID, "net/dev")) {
+		if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			names = append(names, name)
 		}
 	}
-	for _, sb := range []driver.Sandbox{a, b} {
-		path, err := d.Netns(t.Context(), sb.ID)
-		if err != nil {
-			t.Fatal(err)
+	for _, n := range names { // some kernels put tunnels that are down into every namespace
+		if n != "lo" && n != "tap0" && !strings.Contains("tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0", n) {
+			t.Errorf("its namespace has %s", n)
 		}
-		var st, host unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil || unix.Stat("/proc/self/ns/net", &host) != nil || st.Ino == host.Ino {
-			t.Errorf("its namespace is the host's: %v", err)
-		}
-		dev := proc(t, sb.PID, "net/dev")
-		names := []string{}
-		for line := range strings.Lines(dev) {
-			if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-				names = append(names, name)
-			}
-		}
-		for _, n := range names { // some kernels put tunnels that are down into every namespace
-			if n != "lo" && n != "tap0" && !strings.Contains("tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0", n) {
-				t.Errorf("its namespace has %s", n)
-			}
-		}
-		if !strings.Contains(fmt.Sprint(names), "tap0") {
-			t.Errorf("its namespace has %v", names)
-		}
-		route := proc(t, sb.PID, "net/route")
-		if strings.Contains(route, "\t00000000\t0") && strings.Contains(route, "tap0\t00000000") {
-			t.Errorf("its namespace leads somewhere: %s", route)
-		}
+	}
+	if !strings.Contains(fmt.Sprint(names), "tap0") {
+		t.Errorf("its namespace has %v", names)
+	}
+	if route := proc(t, sb.PID, "net/route"); strings.Count(route, "\n") > 1 {
+		t.Errorf("its namespace leads somewhere: %s", route)
 	}
 	if _, err := d.Netns(t.Context(), "bnone"); err == nil {
 		t.Error("a network of nothing")
 	}
-}
-
-// listenIn listens inside a network namespace, as whoever serves a sandbox's network does.
-func listenIn(t *testing.T, netns, addr string) net.Listener {
-	t.Helper()
-	var l net.Listener
-	var err error
-	// On the first thread all of this process would seem to be in there.
-	mounts.Elsewhere(func() {
-		var f *os.File
-		if f, err = os.Open(netns); err != nil {
-			return
-		}
-		defer f.Close()
-		if err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err == nil {
-			l, err = net.Listen("tcp", addr)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
 }

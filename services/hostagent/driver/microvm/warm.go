@@ -151,7 +151,7 @@ func (d *Driver) Fits(w driver.WarmSpec, spec driver.Spec) string {
 	case processors(w.Limits) != processors(spec.Limits):
 		return fmt.Sprintf("it has %d processors", processors(w.Limits))
 	}
-	return ""
+	return w.SameNetwork(spec)
 }
 
 // Claim implements driver.Preparer.

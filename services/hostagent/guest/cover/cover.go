@@ -303,3 +303,30 @@ func Folder(path string) (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
+
+// Places says where the files of a list would lie, without links, for whoever lays them there by other means: what
+// has no place is left out, and of those that have the same one the first.
+func (r Root) Places(list []File) (out []File, err error) {
+	seen := map[string]bool{}
+	for _, f := range list {
+		fd, real, err := r.Find(f.To)
+		if errors.Is(err, ErrNone) && f.To == Resolver {
+			if fd, err = r.makeResolver(); err == nil {
+				_ = unix.Close(fd)
+				fd, real, err = r.Find(f.To)
+			}
+		}
+		if errors.Is(err, ErrNone) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look for %s: %w", f.To, err)
+		}
+		_ = unix.Close(fd)
+		if !seen[real] {
+			seen[real] = true
+			out = append(out, File{From: f.From, To: real})
+		}
+	}
+	return out, nil
+}

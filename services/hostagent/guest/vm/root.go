@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/guest/vm/vmwire"
 )
 
@@ -323,6 +324,9 @@ func files(p *vmwire.Personalise) error {
 			return err
 		}
 	}
+	if err := lay(p.Over); err != nil {
+		return err
+	}
 	if p.Network == nil || len(p.Network.DNS) == 0 {
 		return nil
 	}
@@ -332,6 +336,33 @@ func files(p *vmwire.Personalise) error {
 		}
 	}
 	return over("/etc/resolv.conf", "nameserver "+strings.Join(p.Network.DNS, "\nnameserver ")+"\n")
+}
+
+// lay lays files of the run folder over those of the root, which this process is in.
+func lay(list []vmwire.Over) error {
+	if len(list) == 0 {
+		return nil
+	}
+	var want []cover.File
+	for _, o := range list {
+		want = append(want, cover.File{From: o.From, To: o.To})
+	}
+	run, err := cover.Folder("/run/berth")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = run.Close() }()
+	top, err := cover.Folder("/")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = top.Close() }()
+	all, err := cover.Open(int(run.Fd()), want, true)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	return cover.Root{FD: int(top.Fd())}.Put(all)
 }
 
 // over puts a file in memory over one of the root.

@@ -138,7 +138,23 @@ func (p *Personalise) check() error {
 	if p.Network != nil {
 		err = errors.Join(err, device("network", p.Network.Device), text("address", p.Network.Address))
 	}
-	return err
+	return errors.Join(err, overs(p.Over))
+}
+
+// overs are plain names and absolute paths.
+func overs(list []Over) error {
+	if len(list) > MaxOver {
+		return errors.New("too many files over those of the root")
+	}
+	for _, o := range list {
+		if o.From == "" || o.From == "." || o.From == ".." || len(o.From) > 255 || strings.ContainsAny(o.From, "/\x00") {
+			return fmt.Errorf("%.40q is no name of a file", o.From)
+		}
+		if !strings.HasPrefix(o.To, "/") || len(o.To) > MaxText || strings.Contains(o.To, "\x00") {
+			return fmt.Errorf("%.40q is no path of a file", o.To)
+		}
+	}
+	return nil
 }
 
 func id(what, s string) error {

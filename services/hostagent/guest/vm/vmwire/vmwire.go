@@ -50,6 +50,7 @@ const (
 	MaxText   = 4096 // bytes of a text that only people read
 	MaxSteps  = 64
 	MaxIDSize = 128
+	MaxOver   = 64
 )
 
 // Type of a message.
@@ -127,6 +128,14 @@ type Personalise struct {
 	Disk *Disk `json:"disk,omitempty"`
 	// Network address; without it there is only the loopback.
 	Network *Network `json:"network,omitempty"`
+	// Over are files of /run/berth that lie over those of the root (package cover).
+	Over []Over `json:"over,omitempty"`
+}
+
+// Over is one of Files, by name, and the absolute path of what it lies over.
+type Over struct {
+	From string `json:"from"`
+	To   string `json:"to"`
 }
 
 // File is a small file of /run/berth.
@@ -157,14 +166,19 @@ type Disk struct {
 	Grow bool `json:"grow,omitempty"`
 }
 
-// Network is the one address of the machine.
+// Network is what the machine's one device has: these addresses and no other.
 type Network struct {
 	Device  string   `json:"device,omitempty"`  // "eth0" if empty
 	Address string   `json:"address"`           // with prefix length: 10.1.2.3/30
-	Gateway string   `json:"gateway,omitempty"` // of the default route
+	Gateway string   `json:"gateway,omitempty"` // of the default route; it need not be in the address's network
 	DNS     []string `json:"dns,omitempty"`
 	MAC     string   `json:"mac,omitempty"` // set on the device if not empty
 	MTU     int      `json:"mtu,omitempty"`
+	// Address6 and Gateway6 are the same of IPv6.
+	Address6 string `json:"address6,omitempty"`
+	Gateway6 string `json:"gateway6,omitempty"`
+	// GatewayMAC is the hardware address of both gateways, for good; without it they are asked for.
+	GatewayMAC string `json:"gateway_mac,omitempty"`
 }
 
 // The limits that an Answer can name as enforced.

@@ -39,10 +39,10 @@ type Order struct {
 	Binds map[string]string `json:"binds"`
 	// Devices of the host's /dev of which QEMU gets a node of its own.
 	Devices []string `json:"devices"`
-	// Tap is the address of the host's end of the network, empty for none; TapFD the descriptor that
-	// the tap shall have.
-	Tap   string `json:"tap"`
-	TapFD int    `json:"tap_fd"`
+	// Tap: the machine has a network card whose other end is a tap in its own namespace; TapFD is the
+	// descriptor that the tap shall have.
+	Tap   bool `json:"tap"`
+	TapFD int  `json:"tap_fd"`
 }
 
 func init() {

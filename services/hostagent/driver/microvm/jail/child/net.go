@@ -4,47 +4,26 @@ package child
 
 import (
 	"fmt"
-	"net/netip"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// TapName is the host's end of a sandbox's network, inside the namespace of its QEMU.
+// TapName is the other end of the network card of a machine without a link, inside the namespace of its QEMU.
 const TapName = "tap0"
 
-// network brings up lo, and the tap if one is wanted. Nothing else is in this namespace and nothing
-// is forwarded: what the machine sends reaches a listener in here or nobody.
+// network brings up lo, and makes the tap if one is wanted. It is down and without an address: what the
+// machine sends reaches nobody. Nothing else is in this namespace; a machine that has a link was given the
+// open descriptor of a tap that is elsewhere.
 func network(o Order) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(s) }()
-	if err := up(s, "lo"); err != nil {
+	if err := up(s, "lo"); err != nil || !o.Tap {
 		return err
 	}
-	if o.Tap == "" {
-		return nil
-	}
-	prefix, err := netip.ParsePrefix(o.Tap)
-	if err != nil || !prefix.Addr().Is4() {
-		return fmt.Errorf("address %q: %w", o.Tap, err)
-	}
-	if err := tap(o.TapFD); err != nil {
-		return err
-	}
-	mask := [4]byte{}
-	for i := range prefix.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	if err := address(s, unix.SIOCSIFADDR, prefix.Addr().As4()); err != nil {
-		return err
-	}
-	if err := address(s, unix.SIOCSIFNETMASK, mask); err != nil {
-		return err
-	}
-	return up(s, TapName)
+	return tap(o.TapFD)
 }
 
 // tap makes the interface with this descriptor.
@@ -75,20 +54,6 @@ func up(s int, name string) error {
 	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r); err != nil {
 		return fmt.Errorf("bring up %s: %w", name, err)
-	}
-	return nil
-}
-
-// address sets one of the addresses of the tap.
-func address(s int, what uint, a [4]byte) error {
-	r := struct {
-		name [unix.IFNAMSIZ]byte
-		addr unix.RawSockaddrInet4
-		_    [8]byte
-	}{addr: unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a}}
-	copy(r.name[:], TapName)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), uintptr(what), uintptr(unsafe.Pointer(&r))); errno != 0 {
-		return fmt.Errorf("address of %s: %w", TapName, errno)
 	}
 	return nil
 }
