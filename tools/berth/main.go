@@ -39,6 +39,7 @@ type cli struct {
 	Admin      adminCmd      `cmd:"" help:"For administrators of a tenant: sessions by handle, attach, suspend."`
 	Delegation delegationCmd `cmd:"" help:"Which frontends act for a user: list, revoke, allow."`
 	Key        keyCmd        `cmd:"" help:"Versions of the keys that everything hangs on: list, rotate, retire."`
+	Secret     secretCmd     `cmd:"" help:"Static secrets of tenants, which egress puts into requests: put, list, remove."`
 	CA         caCmd         `cmd:"" name:"ca" help:"The certificate authority of a state folder."`
 	Policy     policyCmd     `cmd:"" help:"Policies that decide about sessions: test, show and check them."`
 	Dead       deadCmd       `cmd:"" help:"Messages that could not be handled."`
