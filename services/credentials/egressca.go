@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,22 +35,52 @@ type rootStore struct {
 func (r *rootStore) roots(ctx context.Context, now time.Time) ([]egressca.Root, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []egressca.Root
-	for n := 1; n <= mostRoots; n++ {
-		root, err := r.read(ctx, n)
+	all, last, err := r.stored(ctx)
+	if err != nil {
+		return nil, err
+	}
+	from, needed := egressca.Next(all, now)
+	for n := last + 1; needed && n <= mostRoots; n++ {
+		root, err := r.make(ctx, n, now, from)
 		if errs.Is(err, errkind.NotFound) {
-			from, needed := egressca.Next(all, now)
-			if !needed {
-				return all, nil
-			}
-			root, err = r.make(ctx, n, now, from)
+			continue // one of this number was destroyed
 		}
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, root)
+		return append(all, root), nil
 	}
-	return nil, errs.E("read egress roots", errkind.DataLoss, "", "there are too many")
+	if needed {
+		return nil, errs.E("make egress root", errkind.Exhausted, "", "there were too many roots before")
+	}
+	return all, nil
+}
+
+// stored are the roots that are there in order, and the number of the last one.
+func (r *rootStore) stored(ctx context.Context) (all []egressca.Root, last int, err error) {
+	names, err := r.vault.Keys(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	var numbers []int
+	for _, name := range names {
+		if rest, ok := strings.CutPrefix(name, rootPrefix); ok {
+			n, err := strconv.Atoi(rest)
+			if err != nil || n < 1 || n > mostRoots {
+				return nil, 0, errs.E("read egress root", errkind.DataLoss, name, "its name is malformed")
+			}
+			numbers = append(numbers, n)
+		}
+	}
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		root, err := r.read(ctx, n)
+		if err != nil {
+			return nil, 0, err
+		}
+		all, last = append(all, root), n
+	}
+	return all, last, nil
 }
 
 func (r *rootStore) read(ctx context.Context, n int) (egressca.Root, error) {

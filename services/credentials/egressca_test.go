@@ -124,6 +124,37 @@ func TestReplicasAgreeOnTheFirstRoot(t *testing.T) {
 	}
 }
 
+// The next root is told with the first one before it signs, and a number that was destroyed is not used again.
+func TestASecondRootIsCarriedBesideTheFirst(t *testing.T) {
+	s := newSecrets(t, "")
+	v := s.vault(t)
+	r := rootStore{vault: v}
+	first, err := r.roots(t.Context(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := first[0].Cert.NotAfter.Add(-200 * 24 * time.Hour)
+	for range 2 {
+		all, err := r.roots(t.Context(), late)
+		if err != nil || len(all) != 2 || !all[0].Cert.Equal(first[0].Cert) || !all[1].From.After(late) {
+			t.Fatalf("%v, %v", all, err)
+		}
+	}
+	_, roots := s.ca(t, s.gate)
+	if len(roots) != 2 || !bytes.Equal(roots[0], first[0].Cert.Raw) {
+		t.Errorf("%d roots, or the one that signs is not the first", len(roots))
+	}
+	for _, name := range []string{"root.1", "root.2"} {
+		if err := v.Destroy(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := r.roots(t.Context(), time.Now())
+	if err != nil || len(all) != 1 || all[0].String() != "Berth egress root 3" {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
 func TestTheRootsPrivateKeyIsNeverInTheClear(t *testing.T) {
 	s := newSecrets(t, "")
 	_, roots := s.ca(t, s.gate)
