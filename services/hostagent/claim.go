@@ -31,7 +31,7 @@ func (k *warmKeeper) take(kind shelf.Kind, image string, spec driver.Spec) (*war
 		if g := w.guest; g != nil && g.Err() != nil {
 			return "the guest of the warm one does not answer"
 		}
-		spec.RunDir = w.spec.RunDir // it becomes the session's
+		spec.RunDir, spec.Link = w.spec.RunDir, w.spec.Link // they become the session's
 		return drv.Fits(w.spec, spec)
 	})
 	if name == "" && why == "" && k.shelf.HasPool(kind) {
@@ -107,10 +107,19 @@ func limitsOf(l *corev1.Limits) driver.Limits {
 
 // warmSpec is what a sandbox of these terms is like that has no session yet.
 func (h *host) warmSpec(id ids.SandboxID, t *corev1.Terms, img driver.Image) driver.WarmSpec {
-	return driver.WarmSpec{
+	w := driver.WarmSpec{
 		ID: id, Tier: driver.Tier(tierName(t.GetTier())), Image: img, RunDir: h.runFolder(id),
 		Guest: h.cfg.Guest, Env: img.Env, Hostname: hostname, Limits: limitsOf(t.GetLimits()),
 	}
+	if !h.net.has(w.Tier) {
+		return w
+	}
+	w.Env = netEnv(img.Env)
+	w.Image.Env = w.Env // or the image's own would come first
+	if c := h.drv.Capabilities()[w.Tier]; c.Disk && c.Native {
+		w.Over = netOver
+	}
+	return w
 }
 
 // hostname is that of every sandbox.
@@ -119,7 +128,7 @@ const hostname = "berth"
 // spec is what the wake asks a driver for.
 func (m *making) spec(id ids.SandboxID) driver.Spec {
 	s := m.s.h.warmSpec(id, m.req.GetTerms(), m.image).Spec(m.key.Session, m.key.Generation, m.epoch)
-	s.Disk, s.DiskImage = m.disk.Root, m.disk.File
+	s.Disk, s.DiskImage, s.Link = m.disk.Root, m.disk.File, m.link
 	return s
 }
 
@@ -163,7 +172,7 @@ func (m *making) claim(ctx context.Context) error {
 	}
 	h.log.Warn("a warm sandbox could not be claimed; the session starts cold", "session", m.key.Session, "sandbox", m.warm.name, "error", err)
 	h.meters.claim("failed")
-	m.cold, m.sb = "the claim failed: "+err.Error(), nil
+	m.cold, m.sb, m.link = "the claim failed: "+err.Error(), nil, nil
 	if h.steps.Crash {
 		return err
 	}
@@ -197,7 +206,8 @@ func (m *making) claimTable() steps.Table {
 	h := m.s.h
 	t := steps.Table{
 		{{Name: "host.claim.place", Do: h.traced("host.claim.place", m.claimPlace)}},
-		{{Name: "host.claim.bind", Do: h.traced("host.claim.bind", m.bind)}},
+		{{Name: "host.claim.bind", Do: h.traced("host.claim.bind", m.bind)},
+			{Name: "host.claim.network", Do: h.traced("host.claim.network", m.connect)}},
 	}
 	if h.bare {
 		return t
@@ -210,6 +220,7 @@ func (m *making) claimPlace(context.Context) error {
 	if err := m.s.h.keeper.claiming(m.warm); err != nil {
 		return err
 	}
+	m.link = m.warm.spec.Link // it was prepared with one of its own
 	return m.putPlace(m.warm.name)
 }
 

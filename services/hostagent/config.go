@@ -54,6 +54,8 @@ type Config struct {
 	Capacity Capacity `yaml:"capacity"`
 	// Disk settings.
 	Disk DiskConfig `yaml:"disk"`
+	// Network settings.
+	Network NetworkConfig `yaml:"network"`
 	// MaxWakes is how many wakes run at once; more wait in line.
 	MaxWakes int `yaml:"max_wakes"`
 	// Hello is how long a new guest may take to answer.
@@ -114,6 +116,17 @@ type DiskConfig struct {
 	Sizes []uint64 `yaml:"sizes"`
 }
 
+// NetworkConfig says whether sandboxes have a network, whose only way out is this host's gate.
+type NetworkConfig struct {
+	// Enabled: tiers that can have one get a network; where it cannot be walled off they are not offered.
+	// Otherwise no sandbox here has one. The null driver never has.
+	Enabled bool `yaml:"enabled"`
+	// GateTimeout is how long a wake waits for the gate; without it the session has no way out for now.
+	GateTimeout time.Duration `yaml:"gate_timeout"`
+	// Trust are PEM files with certificates that sandboxes trust besides this machine's and the cell's.
+	Trust []string `yaml:"trust"`
+}
+
 const gib = 1 << 30
 
 // NewConfig returns the defaults.
@@ -121,6 +134,7 @@ func NewConfig() Config {
 	return Config{
 		Tiers:    []string{"container", "gvisor"},
 		Disk:     DiskConfig{Store: "nats://", Pool: "auto", EvictAbove: 85, Reserve: 2 * gib, Ready: 2},
+		Network:  NetworkConfig{Enabled: true, GateTimeout: 2 * time.Second},
 		MaxWakes: 4 * runtime.NumCPU(), Hello: 20 * time.Second, Grace: 2 * time.Second,
 		Sweep: time.Minute, Poll: 2 * time.Second, Margin: 2 * time.Second, Fence: fenceStop,
 	}
@@ -141,9 +155,14 @@ func (c Config) check() error {
 	if c.MaxWakes < 1 {
 		return bad("max_wakes must be at least 1")
 	}
-	for name, d := range map[string]time.Duration{"hello": c.Hello, "sweep": c.Sweep, "poll": c.Poll} {
+	for name, d := range map[string]time.Duration{"hello": c.Hello, "sweep": c.Sweep, "poll": c.Poll, "network.gate_timeout": c.Network.GateTimeout} {
 		if d <= 0 {
 			return bad(name + " must be longer than zero")
+		}
+	}
+	for _, path := range c.Network.Trust {
+		if !filepath.IsAbs(path) {
+			return bad(fmt.Sprintf("network.trust: %.128q is no absolute path", path))
 		}
 	}
 	if c.Disk.EvictAbove < 1 || c.Disk.EvictAbove > 100 {

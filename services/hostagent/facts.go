@@ -77,6 +77,9 @@ func (h *host) missing() []string {
 	if h.pool != nil && h.pool.Missing() != "" {
 		out = append(out, "reflink: "+h.pool.Missing())
 	}
+	if h.net.why != "" {
+		out = append(out, "network: "+h.net.why)
+	}
 	return out
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -36,11 +37,16 @@ var places = map[string]string{
 	"rpc.wake": byPlaces, "rpc.sleep": byPlaces, "rpc.grow": byPlaces, "rpc.delete": byTaking,
 	"rpc.activity": byReading, "rpc.inventory": byReading, "rpc.snapshots": byReading,
 	"rpc.prepare": byPlaces, "rpc.retire": byTaking, "rpc.warm": byReading, // of these: also the term of the pool
+	"rpc.notice": byPlaces,
 	"rpc.verify": byReading, // it may note that the local image is to be kept, which is never wrong
 
 	"prepare": byLease,
 	"wake":    byLease, "sleep": byLease, "grow": byLease, "admit": byLease, "checkpoint": byLease, "snapshot": byLease,
 	"disk.drop": byLease, "commit_manifest": byLease, "data_key": byLease, "store.sweep": byLease,
+
+	"bind": byLease, "notice": byLease, // and by the exact generation and epoch of the sandbox
+	"host.network": byLease, "host.bind": byLease, "host.claim.network": byLease,
+	"call.gate.bind": byPlaces, "call.gate.sync": byReading, "call.gate.unbind": byTaking, // all with the end of the lease
 
 	"host.claim": byLease, "host.claim.place": byLease, "host.claim.bind": byLease, "host.claim.guest": byLease,
 	"host.image": byLease, "host.disk.attach": byLease, "host.place": byLease, "host.driver.create": byLease, "host.guest.hello": byLease,
@@ -64,6 +70,7 @@ func TestEveryPlaceThatActsIsListed(t *testing.T) {
 		for form, name := range map[string]string{
 			`bus\.Handle\(s, "([a-z_]+)"`: "rpc.$1", `\.may\("([^"]+)"\)`: "$1",
 			`bus\.Invoke\[[^\]]*\]\(ctx, h\.conn, "([a-z_]+)", "([a-z_]+)"`: "call.$1.$2",
+			`bus\.InvokeGate\[[^\]]*\]\(t?ctx, h\.conn, h\.id, "([a-z_]+)"`: "call.gate.$1",
 		} {
 			re := regexp.MustCompile(form)
 			for _, m := range re.FindAllStringSubmatchIndex(string(b), -1) {
@@ -136,6 +143,11 @@ func TestNoEffectWithoutALease(t *testing.T) {
 		return f(ctx)
 	}
 	stored := &host{lease: h.lease, meters: h.meters, log: h.log, ctx: t.Context(), vault: askingVault{}, sweeping: make(chan struct{}, 1)}
+	linked := &host{cfg: h.cfg, lease: h.lease, meters: h.meters, log: h.log, ready: h.ready, sessions: map[ids.SessionKey]*session{}}
+	mem := newMemLinks()
+	link, err := mem.Make(t.Context(), "b1", false)
+	must(t, err)
+	linked.net = &nets{h: linked, links: mem, all: map[ids.SandboxID]*binding{}}
 	acts := map[string]func() error{
 		"wake": func() error { _, err := r.wake(ref("bob", 7, 8), nil); return err },
 		"sleep": func() error {
@@ -167,6 +179,13 @@ func TestNoEffectWithoutALease(t *testing.T) {
 		},
 		"data_key": func() error {
 			return short(func(ctx context.Context) error { _, err := h.dataKey(ctx, h.saving(rec)); return err })
+		},
+		"bind": func() error { return linked.net.admit(t.Context(), &binding{id: "b1", link: link}) },
+		"notice": func() error {
+			linked.net.put(link, &egressv1.Binding{Session: one}, false)
+			must(t, makeRunFolder(linked.runFolder("b1")))
+			_, err := linked.rpcNotice(t.Context(), bus.Request{}, &egressv1.NoticeRequest{Session: one, Sandbox: "b1", Notice: []byte("{}")})
+			return err
 		},
 		"store.sweep": func() error { stored.sweepStored(h.saving(rec), "m"); return nil },
 	}
@@ -219,24 +238,26 @@ func (r *rig) commits() (n int) {
 // step is refused, nothing is left, and the same epoch goes well once the host goes on.
 func TestSuspendedInTheMiddleOfAWake(t *testing.T) {
 	r, drv, _ := leaseRig(t)
-	steps := []string{"host.image", "host.disk.attach", "host.claim", "host.place", "host.driver.create", "host.guest.hello"}
-	for i, name := range steps[1:] {
+	stages := [][]string{{"host.image"}, {"host.disk.attach"}, {"host.claim"}, {"host.place", "host.network"}, {"host.driver.create"}, {"host.guest.hello", "host.bind"}}
+	for i, stage := range stages[1:] {
 		r.noted.clear()
 		r.run.h.steps.Fault = func(step string) error {
-			if step == steps[i] {
+			if step == stages[i][0] {
 				r.suspend()
 			}
 			return nil
 		}
-		next := ref("bob"+name, 7, 8)
+		next := ref("bob"+stage[0], 7, 8)
 		if _, err := r.wake(next, nil); !errs.Is(err, errkind.Unavailable) {
-			t.Errorf("%s: the wake gave %v", name, err)
+			t.Errorf("%s: the wake gave %v", stage, err)
 		}
-		if !r.noted.have("unleased", name) {
-			t.Errorf("%s was not refused: %v", name, r.noted.all)
+		for _, name := range stage {
+			if !r.noted.have("unleased", name) {
+				t.Errorf("%s was not refused: %v", name, r.noted.all)
+			}
 		}
 		if drv.count() != 1 {
-			t.Errorf("%s: %d sandboxes", name, drv.count())
+			t.Errorf("%s: %d sandboxes", stage, drv.count())
 		}
 		r.run.h.steps.Fault = nil
 		r.resumed(t)
@@ -331,6 +352,10 @@ func TestWhatNamesAnotherEpochIsRefusedAndCounted(t *testing.T) {
 		},
 		"host.activity": func() error {
 			_, err := h.rpcActivity(t.Context(), bus.Request{}, &hostv1.ActivityRequest{Session: old})
+			return err
+		},
+		"notice": func() error {
+			_, err := h.rpcNotice(t.Context(), bus.Request{}, &egressv1.NoticeRequest{Session: old, Sandbox: string(driverID(old)), Notice: []byte("{}")})
 			return err
 		},
 		"delete":          func() error { _ = r.delete(ref("ann", 4, 6)); return nil },

@@ -60,10 +60,10 @@ type running struct {
 	done chan error
 }
 
-func newRig(t *testing.T, drv driver.Driver) *rig {
+func newRig(t *testing.T, drv driver.Driver, also ...subjects.Caller) *rig {
 	t.Helper()
 	r := &rig{t: t, drv: drv, disks: newNullDisks()}
-	r.bus = bustest.Start(t, subjects.Host(testHost), subjects.Frontend("acme", "web"), subjects.Frontend("acme", "other"), subjects.Frontend("evil", "web"))
+	r.bus = bustest.Start(t, append(also, subjects.Host(testHost), subjects.Frontend("acme", "web"), subjects.Frontend("acme", "other"), subjects.Frontend("evil", "web"))...)
 	if drv == nil {
 		r.disks = nil
 	}

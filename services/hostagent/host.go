@@ -54,6 +54,7 @@ type host struct {
 	lease  *lease
 	fence  *fence.Fence // nil: no cgroup holds the sandboxes
 	keeper *warmKeeper  // of warm sandboxes
+	net    *nets
 	health health
 	log    *slog.Logger
 	meters meters

@@ -98,7 +98,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 		sessions: map[ids.SessionKey]*session{}, bySand: map[ids.SandboxID]*session{}, oom: map[ids.SandboxID]time.Time{},
 		limits: map[ids.SandboxID]map[driver.EventKind]time.Time{},
 	}
-	h.keeper = newKeeper(h)
+	h.keeper, h.net = newKeeper(h), newNets(h)
 	// Parts that are opened below may tell of something at once: a pool that is full, for one.
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
@@ -125,6 +125,9 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 		return h, err
 	}
 	h.bare = cfg.bare()
+	if err = h.net.open(ctx); err != nil {
+		return h, err
+	}
 	if err = h.openDisks(ctx, load); err != nil {
 		return h, err
 	}
@@ -301,6 +304,11 @@ func (h *host) begin(ctx context.Context) error {
 	if err := h.persist(ctx, func(ctx context.Context) error { return h.recover(ctx, own) }); err != nil {
 		return err
 	}
+	if h.net.links != nil { // from here on it is known what is bound
+		h.ops.Go(func() { h.net.keepLease(ctx) })
+		h.ops.Go(func() { h.net.keepGate(ctx) })
+		h.net.renewed()
+	}
 	// What was subscribed to must have reached the bus before anybody is told that this host is ready.
 	if err := h.conn.NATS().FlushTimeout(callTime); err != nil {
 		h.log.Warn("the bus is not reachable at this moment", "error", err)
@@ -354,6 +362,7 @@ func (h *host) close() error {
 	if h.drv != nil {
 		out = append(out, h.drv.Close())
 	}
+	out = append(out, h.net.close())
 	if h.fence != nil {
 		out = append(out, h.fence.Close())
 	}

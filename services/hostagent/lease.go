@@ -27,6 +27,8 @@ type lease struct {
 	act sync.Mutex
 	// fence, if set, stands in for this process.
 	fence fencer
+	// changed, if set, is called after a grant, a settling and a loss; it must not wait.
+	changed func()
 
 	mu    sync.Mutex
 	until time.Duration
@@ -57,6 +59,7 @@ func (l *lease) granted(sent, term time.Duration) (settled bool) {
 	l.noticed()
 	l.term = term
 	l.until = max(l.until, sent+term)
+	defer l.tell()
 	settled = l.settled
 	freeze, stop := l.end(), l.stopAt()
 	l.mu.Unlock()
@@ -77,6 +80,7 @@ func (l *lease) lost() {
 	l.mu.Lock()
 	l.unsettle()
 	l.mu.Unlock()
+	defer l.tell()
 	if l.fence != nil {
 		l.fence.Freeze()
 	}
@@ -106,6 +110,7 @@ func (l *lease) settle(losses int) bool {
 		return true
 	}
 	l.settled = true
+	defer l.tell()
 	close(l.again)
 	freeze, stop := l.end(), l.stopAt()
 	l.mu.Unlock()
@@ -141,6 +146,35 @@ func (l *lease) stopAt() time.Duration {
 		return 0
 	}
 	return l.until - l.before()/4
+}
+
+// tell says that something changed, in the order in which it did. act is held.
+func (l *lease) tell() {
+	if l.changed != nil {
+		l.changed()
+	}
+}
+
+// acts is how long this host may act from now on, 0 if it may not.
+func (l *lease) acts() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noticed()
+	if !l.settled {
+		return 0
+	}
+	return l.end() - l.now()
+}
+
+// untilNanos is until when this host may act, in nanoseconds of its clock, 0 if it may not.
+func (l *lease) untilNanos() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noticed()
+	if !l.settled {
+		return 0
+	}
+	return l.end().Nanoseconds()
 }
 
 // left is how long this host may still act.

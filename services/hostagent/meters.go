@@ -23,6 +23,8 @@ type meters struct {
 	refused       map[string]metric.Int64Counter
 	prepares      metric.Float64Histogram
 	claims        metric.Int64Counter
+	binds         metric.Float64Histogram
+	drops         metric.Int64Counter
 	// noted, if set, hears of each refusal too, for tests.
 	noted func(what, place string)
 }
@@ -40,6 +42,8 @@ func newMeters() meters {
 		objects:  obs.Counter("berth.host.disk.objects", "Objects of snapshots that were brought to the store."),
 		prepares: obs.Histogram("berth.host.prepare.seconds", "Time to make a warm sandbox, by outcome."),
 		claims:   obs.Counter("berth.host.claims", "Wakes of templates that have a pool, by outcome: claimed, missed, failed."),
+		binds:    obs.Histogram("berth.host.network.bind.seconds", "Time until what a session sends is let out to the gate, by outcome."),
+		drops:    obs.Counter("berth.host.network.dropped", "Packets of sandboxes that went nowhere, by reason."),
 		refused: map[string]metric.Int64Counter{
 			"fenced":   obs.Counter("berth.host.fenced", "Acts that were refused because they named another generation or epoch, by place."),
 			"unleased": obs.Counter("berth.host.unleased", "Acts that were refused because this host has no lease, by place."),
@@ -66,6 +70,22 @@ func (m meters) prepared(took time.Duration, err error) {
 // claim counts what became of the wish for a warm sandbox.
 func (m meters) claim(what string) {
 	m.claims.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", what)))
+}
+
+func (m meters) bind(took time.Duration, err error) {
+	m.binds.Record(context.Background(), took.Seconds(), outcome(err))
+}
+
+// dropped counts what came since the last look. A count that fell began anew.
+func (m meters) dropped(before, now map[string]uint64) {
+	for reason, n := range now {
+		if old := before[reason]; old <= n {
+			n -= old
+		}
+		if n > 0 {
+			m.drops.Add(context.Background(), int64(n), metric.WithAttributes(attribute.String("reason", reason)))
+		}
+	}
 }
 
 func (m meters) lost(what string) {

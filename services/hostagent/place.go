@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	"github.com/berth-dev/berth/services/hostagent/driver"
 )
 
 // place is the content of /run/berth/session.json: what this sandbox is right now. The field names
@@ -74,12 +76,29 @@ func describe(session, name string, t *corev1.Terms, image string, o corev1.Orig
 	return p
 }
 
+// What is said of the network.
+const (
+	noNetwork    = "It has no network: nothing outside can be reached, and packages cannot be downloaded from here."
+	namedNetwork = "Only what its egress policy names can be reached; /run/berth/egress.json says what that is and what was last refused."
+)
+
+// reaches says that the sandbox has a network: what its policy names.
+func (p place) reaches() place {
+	p.Network, p.Text = "named", slices.Clone(p.Text)
+	for i, s := range p.Text {
+		if s == noNetwork {
+			p.Text[i] = namedNetwork
+		}
+	}
+	return p
+}
+
 func (p place) sentences(persistence corev1.Persistence) []string {
 	out := []string{
 		fmt.Sprintf("This is a private Linux sandbox of isolation tier %s.", p.Tier),
 		fmt.Sprintf("It has %g CPU cores, %s of memory, at most %d processes and a disk of %s.",
 			p.Limits.CPUs, size(p.Limits.Memory), p.Limits.PIDs, size(p.Limits.Disk)),
-		"It has no network: nothing outside can be reached, and packages cannot be downloaded from here.",
+		noNetwork,
 	}
 	if persistence == corev1.Persistence_PERSISTENCE_EPHEMERAL {
 		out = append(out, "Nothing persists: when the session is closed or idle, all its files are gone.")
@@ -129,21 +148,27 @@ func makeRunFolder(dir string) error {
 	return nil
 }
 
-// write puts the text into a run folder in one step, so that a reader inside sees the old or the
+// writePlace puts the text into a run folder in one step, so that a reader inside sees the old or the
 // new one whole.
 func writePlace(dir string, text []byte) error {
 	if err := makeRunFolder(dir); err != nil {
 		return err
 	}
-	tmp := filepath.Join(dir, "."+placeFile+".new")
-	if err := os.WriteFile(tmp, text, 0o644); err != nil {
-		return fmt.Errorf("write session.json: %w", err)
+	return writeInto(dir, placeFile, text)
+}
+
+// writeInto replaces a file of a run folder that is there, in one step.
+func writeInto(dir, name string, text []byte) error {
+	tmp := filepath.Join(dir, "."+name+".new")
+	err := os.WriteFile(tmp, text, 0o644)
+	if err == nil {
+		err = os.Chmod(tmp, 0o644)
 	}
-	if err := os.Chmod(tmp, 0o644); err != nil {
-		return fmt.Errorf("write session.json: %w", err)
+	if err == nil {
+		err = os.Rename(tmp, filepath.Join(dir, name))
 	}
-	if err := os.Rename(tmp, filepath.Join(dir, placeFile)); err != nil {
-		return fmt.Errorf("write session.json: %w", err)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
 }
@@ -154,5 +179,9 @@ func (s *session) placeText() []byte {
 	if err := fromJSON(s.rec.Terms, &t); err != nil {
 		s.h.log.Warn("the terms of a session are not known", "session", s.key, "error", err)
 	}
-	return describe(string(s.key), s.rec.Name, &t, "", corev1.Origin_ORIGIN_RESUMED, time.Time{}, time.Now()).json()
+	p := describe(string(s.key), s.rec.Name, &t, "", corev1.Origin_ORIGIN_RESUMED, time.Time{}, time.Now())
+	if s.h.net.has(driver.Tier(p.Tier)) {
+		p = p.reaches()
+	}
+	return p.json()
 }

@@ -1,6 +1,7 @@
 package hostagent
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -115,7 +116,10 @@ const openLook = 100 * time.Millisecond
 
 // proveOne proves a tier as soon as its driver is open, unless that was remembered.
 func (h *host) proveOne(ctx context.Context, t driver.Tier) {
-	absent := func() string { return h.drv.Capabilities()[t].Absent }
+	absent := func() string {
+		c := h.drv.Capabilities()[t]
+		return cmp.Or(c.Absent, h.net.bars(c))
+	}
 	for h.drv != nil && absent() == opens {
 		select {
 		case <-ctx.Done():

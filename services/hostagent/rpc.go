@@ -31,6 +31,7 @@ func (h *host) endpoints(s *bus.Service) error {
 		bus.Handle(s, "prepare", h.rpcPrepare),
 		bus.Handle(s, "retire", h.rpcRetire),
 		bus.Handle(s, "warm", h.rpcWarm),
+		bus.Handle(s, "notice", h.rpcNotice),
 	)
 }
 
@@ -203,6 +204,13 @@ func (h *host) rpcInventory(ctx context.Context, _ bus.Request, _ *hostv1.Invent
 			continue
 		}
 		out.Sandboxes = append(out.Sandboxes, rec)
+	}
+	all, err := h.net.list(ctx)
+	if err != nil {
+		return nil, errs.Wrap(op, "", err)
+	}
+	for _, l := range h.net.strays(found, all) {
+		out.Strays = append(out.Strays, l.Sandbox+": link "+l.Name)
 	}
 	for _, d := range inv.Disks {
 		ref := &corev1.SessionRef{Session: string(d.ID.Session), Generation: stamp(ids.Epoch(d.ID.Generation)), Epoch: stamp(d.Epoch)}

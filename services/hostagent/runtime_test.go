@@ -20,6 +20,7 @@ import (
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
 // realRig is a rig on the containerd driver with real disks and a busybox image, or a skip that
@@ -224,6 +225,11 @@ func clearHost(t *testing.T, r *rig) {
 	}
 	if err = errsJoin(err, d.Close()); err != nil {
 		t.Errorf("clear the host: %v", err)
+	}
+	if l, err := network.Open(ctx, network.Config{Dir: filepath.Join(r.cfg.Dir, "net"), Log: testLog()}); err != nil {
+		t.Errorf("clear the network: %v", err)
+	} else if err := l.Destroy(ctx); err != nil {
+		t.Errorf("clear the network: %v", err)
 	}
 	pool, err := diskpool.Open(ctx, r.cfg.pool(nil))
 	if err != nil {

@@ -241,8 +241,17 @@ func (s *session) claimed(ctx context.Context) (out []ids.SandboxID, err error) 
 	return out, err
 }
 
-// stop stops a sandbox, again while a mount is busy or the runtime does not answer.
+// stop ends what leaves a sandbox, stops it, and takes its link away.
 func (h *host) stop(ctx context.Context, id ids.SandboxID) error {
+	unbound := h.net.unbind(ctx, id)
+	if err := h.stopCompute(ctx, id); err != nil {
+		return errors.Join(err, unbound)
+	}
+	return h.net.remove(ctx, id)
+}
+
+// stopCompute stops a sandbox, again while a mount is busy or the runtime does not answer.
+func (h *host) stopCompute(ctx context.Context, id ids.SandboxID) error {
 	deadline := time.Now().Add(stopWait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := h.drv.Stop(ctx, id)

@@ -3,6 +3,7 @@ package hostagent
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -90,7 +91,7 @@ func (h *host) sweep(ctx context.Context, own ownership) error {
 	for _, s := range h.all() {
 		failed = append(failed, s.compare(own))
 	}
-	failed = append(failed, h.removeOthers(ctx, found), h.sweepFolders())
+	failed = append(failed, h.removeOthers(ctx, found), h.net.sweep(ctx, found), h.sweepFolders())
 	swept, err := h.disks.Sweep(ctx, h.judge)
 	if n := len(swept.Detached) + len(swept.Strays); n > 0 {
 		h.log.Info("detached disks that no sandbox uses", "disks", len(swept.Detached), "strays", swept.Strays)
@@ -253,13 +254,7 @@ func (h *host) sweepFolders() error {
 	for _, id := range h.keeper.names() { // before the sessions: that is the way they go
 		keep[string(id)] = true
 	}
-	for _, s := range h.all() {
-		s.mu.Lock()
-		if s.st.Phase != core.Absent || s.op != nil {
-			keep[s.rec.Sandbox] = true
-		}
-		s.mu.Unlock()
-	}
+	maps.Copy(keep, h.held())
 	var failed []error
 	for _, e := range entries {
 		if !keep[e.Name()] {
@@ -267,6 +262,19 @@ func (h *host) sweepFolders() error {
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// held names the sandboxes of sessions that have compute or are at it.
+func (h *host) held() map[string]bool {
+	out := map[string]bool{}
+	for _, s := range h.all() {
+		s.mu.Lock()
+		if s.st.Phase != core.Absent || s.op != nil {
+			out[s.rec.Sandbox] = true
+		}
+		s.mu.Unlock()
+	}
+	return out
 }
 
 // forget drops the records of sessions that were absent and unowned for long.
@@ -375,7 +383,7 @@ func (s *session) learn(o *schedulerv1.OwnedSession) {
 	s.st = core.State{Phase: core.Absent, Generation: g, Epoch: e}
 	s.rec.Generation, s.rec.Epoch, s.rec.Phase = g, e, string(core.Absent)
 	s.rec.Name, s.rec.Terms, s.rec.Tier = o.GetSessionName(), toJSON(o.GetTerms()), tierName(o.GetTerms().GetTier())
-	s.rec.Sandbox, s.rec.Reply, s.rec.Place = string(driver.ID(s.key, g, e)), nil, nil
+	s.rec.Sandbox, s.rec.Reply, s.rec.Place, s.rec.Actor = string(driver.ID(s.key, g, e)), nil, nil, nil
 }
 
 // miss notes that an owned session has no compute here.
@@ -409,6 +417,7 @@ func (s *session) adopt(sb *sandbox, running []string) {
 	if err == nil {
 		s.sb = sb
 		s.h.link(sb, s)
+		s.h.net.adopt(s.h.ctx, s.rec, sb.ID)
 	}
 	s.mu.Unlock()
 	if err == nil {

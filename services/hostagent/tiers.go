@@ -1,6 +1,7 @@
 package hostagent
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -89,7 +90,7 @@ func (h *host) abilities() map[driver.Tier]driver.Capabilities {
 	}
 	for t, c := range out {
 		if c.Absent == "" {
-			c.Absent = h.tiers.why(t)
+			c.Absent = cmp.Or(h.net.bars(c), h.tiers.why(t))
 			out[t] = c
 		}
 	}

@@ -2,6 +2,7 @@ package hostagent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/services/hostagent/internal/box"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/inventory"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 	"github.com/berth-dev/berth/services/hostagent/internal/saver"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -64,7 +66,15 @@ func (s *session) fill(rec *inventory.Record, req proto.Message) {
 	rec.Tenant, rec.Name = ids.Tenant(w.GetSession().GetTenant()), w.GetSessionName()
 	rec.Sandbox = string(driver.ID(s.key, rec.Generation, rec.Epoch))
 	rec.Tier, rec.Terms = tierName(w.GetTerms().GetTier()), toJSON(w.GetTerms())
-	rec.Reply, rec.Place, rec.Activated = nil, nil, false
+	rec.Reply, rec.Place, rec.Activated, rec.Actor = nil, nil, false, actorJSON(w)
+}
+
+// actorJSON is who had the session woken, for the record.
+func actorJSON(w *hostv1.WakeRequest) json.RawMessage {
+	if w.GetActor() == nil {
+		return nil
+	}
+	return toJSON(w.GetActor())
 }
 
 // making is a wake under way.
@@ -76,6 +86,7 @@ type making struct {
 	image driver.Image
 	disk  disk.Attachment
 	sb    *sandbox
+	link  *network.Link // nil: the sandbox has no network
 	// asOf is set if the disk is an older one, as of then.
 	asOf time.Time
 	// warm is the one that no other wake gets meanwhile; cold says why there is none.
@@ -158,13 +169,15 @@ func (m *making) table() steps.Table {
 		{{Name: "host.image", Do: h.traced("host.image", m.findImage), Undo: m.putBack}},
 		{{Name: "host.disk.attach", Do: h.traced("host.disk.attach", m.attach), Undo: m.letGo}},
 		{{Name: "host.claim", Do: h.traced("host.claim", m.claim), Undo: m.putBack}},
-		{{Name: "host.place", Do: h.traced("host.place", m.writePlace), Undo: unless(func(context.Context) error { return os.RemoveAll(h.runFolder(id)) })}},
+		{{Name: "host.place", Do: h.traced("host.place", m.writePlace), Undo: unless(func(context.Context) error { return os.RemoveAll(h.runFolder(id)) })},
+			{Name: "host.network", Do: h.traced("host.network", m.network), Undo: unless(func(ctx context.Context) error { return h.net.remove(ctx, id) })}},
 		{{Name: "host.driver.create", Do: h.traced("host.driver.create", m.create), Undo: unless(func(ctx context.Context) error { return h.stop(ctx, id) })}},
 	}
 	if h.bare {
 		return t
 	}
-	return append(t, []steps.Step{{Name: "host.guest.hello", Do: h.traced("host.guest.hello", m.hello), Undo: m.hangUp}})
+	return append(t, []steps.Step{{Name: "host.guest.hello", Do: h.traced("host.guest.hello", m.hello), Undo: m.hangUp},
+		{Name: "host.bind", Do: h.traced("host.bind", m.connectCold), Undo: m.disconnect}})
 }
 
 // traced checks the lease before a step and makes it a span.
@@ -336,6 +349,9 @@ func (m *making) origin() corev1.Origin {
 func (m *making) putPlace(id ids.SandboxID) error {
 	if m.sb == nil {
 		p := describe(string(m.key.Session), m.req.GetSessionName(), m.req.GetTerms(), m.image.Digest, m.origin(), m.asOf, time.Now())
+		if m.s.h.net.has(m.tier()) {
+			p = p.reaches()
+		}
 		m.sb = &sandbox{place: p.json()}
 	}
 	if !hasDisk(m.s.h.caps) {
@@ -441,6 +457,8 @@ func (m *making) skipped(step string) bool {
 	switch step {
 	case "host.claim":
 		return !m.claimed
+	case "host.network", "host.bind":
+		return m.claimed || m.link == nil
 	case "host.place", "host.driver.create", "host.guest.hello":
 		return m.claimed
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/guest/hostend"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 	"github.com/berth-dev/berth/services/hostagent/internal/shelf"
 	"github.com/berth-dev/berth/services/hostagent/internal/steps"
 )
@@ -394,6 +395,7 @@ type preparing struct {
 	w *warm
 	order
 	image driver.Image
+	link  *network.Link
 	began time.Time
 }
 
@@ -402,7 +404,7 @@ func (p *preparing) table() (t steps.Table) {
 	p.began = time.Now()
 	t = steps.Table{
 		{p.step("warm.image", p.findImage)},
-		{p.step("warm.folder", p.makeFolder)},
+		{p.step("warm.folder", p.makeFolder), p.step("warm.network", p.network)},
 		{p.step("warm.driver.prepare", p.prepare)},
 	}
 	if !p.h.bare && greetsEarly(driver.Tier(p.Kind.Tier)) {
@@ -431,6 +433,14 @@ func (p *preparing) findImage(ctx context.Context) (err error) {
 	return err
 }
 
+// network gives it a link that is nobody's.
+func (p *preparing) network(ctx context.Context) (err error) {
+	if p.link == nil {
+		p.link, err = p.h.net.make(ctx, p.w.name, driver.Tier(p.Kind.Tier))
+	}
+	return err
+}
+
 func (p *preparing) makeFolder(context.Context) error {
 	if !hasDisk(p.h.caps) {
 		return nil
@@ -444,6 +454,7 @@ func (p *preparing) prepare(ctx context.Context) (err error) {
 		return errs.E("prepare sandbox", errkind.Unimplemented, string(p.w.name), "the driver prepares nothing")
 	}
 	p.w.spec = p.h.warmSpec(p.w.name, p.terms, p.image)
+	p.w.spec.Link = p.link
 	p.w.sb, err = drv.Prepare(ctx, p.w.spec)
 	return err
 }

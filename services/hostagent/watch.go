@@ -38,6 +38,7 @@ func (h *host) watch(ctx context.Context) {
 			h.news(ev)
 		case <-tick.C:
 			h.poll(ctx)
+			h.net.look(ctx)
 		}
 	}
 }

@@ -41,6 +41,8 @@ type Record struct {
 	// Terms and Reply are protojson of the wake's terms and of the answer that settled the epoch.
 	Terms json.RawMessage `json:"terms,omitempty"`
 	Reply json.RawMessage `json:"reply,omitempty"`
+	// Actor is protojson of who had the session woken.
+	Actor json.RawMessage `json:"actor,omitempty"`
 	// Place is the text of /run/berth/session.json.
 	Place   json.RawMessage `json:"place,omitempty"`
 	Changed time.Time       `json:"changed"`
@@ -239,7 +241,7 @@ func encode(r Record) ([]byte, error) {
 var fields = map[string]bool{
 	"version": true, "tenant": true, "session": true, "generation": true, "epoch": true, "name": true,
 	"phase": true, "spent": true, "slept": true, "last_activity": true, "sandbox": true, "tier": true,
-	"activated": true, "terms": true, "reply": true, "place": true, "changed": true,
+	"activated": true, "terms": true, "reply": true, "place": true, "changed": true, "actor": true,
 }
 
 func decode(raw []byte) (Record, error) {
