@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
@@ -35,7 +36,7 @@ type Event struct {
 	Revision uint64
 	State    State // after it; empty where the event says none
 	// Body is the event's own message: schedulerv1.Event, hostv1.Event, one of
-	// lifecyclev1, identityv1.Attached, for a host schedulerv1.HostEvent or hostv1.Facts, or for a pool
+	// lifecyclev1, identityv1.Attached, egressv1.Event, for a host schedulerv1.HostEvent or hostv1.Facts, or for a pool
 	// poolv1.Event; nil when this version does not know it.
 	Body proto.Message
 	// Raw is the body as it came.
@@ -198,58 +199,23 @@ func (c *Client) LastEvent(ctx context.Context, tenant, session, event string) (
 	return e, nil
 }
 
-// stored reads the stream itself through an ordered consumer.
+// stored reads the stream itself.
 func (c *Client) stored(ctx context.Context, subject string, f EventFilter) (iter.Seq2[Event, error], error) {
-	const op = "read stored events"
-	js, err := jetstream.New(c.nc)
-	if err != nil {
-		return nil, wrap(op, err)
-	}
-	start := time.Now().Add(-f.Since)
 	stream := sessionStream
 	if f.Hosts || f.Pools {
 		stream = fleetStream
 	}
-	in, done := c.whileLetIn(ctx)
-	read := false // by the caller, who ends the watch
-	defer func() {
-		if !read {
-			done()
-		}
-	}()
-	cons, err := js.OrderedConsumer(in, stream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start})
+	msgs, err := c.storedMessages(ctx, "read stored events", selection{stream: stream, subject: subject, since: f.Since, stop: f.Stop})
 	if err != nil {
-		return nil, wrap(op, causeOf(in, err))
+		return nil, err
 	}
-	info, err := cons.Info(in)
-	if err != nil {
-		return nil, wrap(op, causeOf(in, err))
-	}
-	if f.Stop && info.NumPending == 0 && info.Delivered.Consumer == 0 {
-		return func(func(Event, error) bool) {}, nil
-	}
-	it, err := cons.Messages()
-	if err != nil {
-		return nil, wrap(op, err)
-	}
-	read = true
 	return func(yield func(Event, error) bool) {
-		defer done()
-		defer it.Stop()
-		for {
-			msg, err := it.Next(jetstream.NextContext(in))
-			if ctx.Err() != nil {
-				return
-			}
+		for msg, err := range msgs {
 			if err != nil {
-				yield(Event{}, wrap(op, causeOf(in, err)))
+				yield(Event{}, err)
 				return
 			}
 			if e, ok := EventOf(msg.Subject(), msg.Headers(), msg.Data()); ok && !yield(e, nil) {
-				return
-			}
-			if meta, err := msg.Metadata(); f.Stop && err == nil && meta.NumPending == 0 {
 				return
 			}
 		}
@@ -292,6 +258,8 @@ func EventOf(subject string, h nats.Header, data []byte) (e Event, ok bool) {
 		e.at(b.GetAt())
 	case *poolv1.Event:
 		e.at(b.GetAt())
+	case *egressv1.Event:
+		e.at(b.GetAt())
 	}
 	return e, true
 }
@@ -325,6 +293,8 @@ func eventBody(stream, name string) proto.Message {
 			return &schedulerv1.Event{}
 		case e.Owner == "hostagent":
 			return &hostv1.Event{}
+		case e.Owner == "gate":
+			return &egressv1.Event{}
 		case e.Owner == "identity":
 			return &identityv1.Attached{}
 		}

@@ -21,13 +21,15 @@ func (s *Server) operator(m *nats.Msg) {
 		s.retry(m)
 		return
 	}
-	if err != nil || call.Service != "scheduler" && call.Service != "host" {
+	if err != nil || call.Service != "scheduler" && call.Service != "host" && call.Service != "egress" {
 		return
 	}
 	var out proto.Message
 	s.mu.Lock()
 	if call.Service == "host" {
 		out, err = s.host(call, m)
+	} else if call.Service == "egress" {
+		out, err = s.egress(call.Method, m)
 	} else if err = s.leads(); err == nil {
 		out, err = s.scheduler(call.Method, m)
 	}

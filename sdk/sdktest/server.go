@@ -29,6 +29,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/seal"
@@ -79,7 +80,10 @@ type Server struct {
 	hosts    []*fakeHost
 	peers    []*schedulerv1.Peer
 	faults   faults
-	shown    map[shownBy]int64 // until when a holder of grants keeps its streams, in Unix seconds
+
+	policies         []*egressv1.Policy
+	policyGeneration uint64
+	shown            map[shownBy]int64 // until when a holder of grants keeps its streams, in Unix seconds
 }
 
 type user struct{ tenant, subject string }
