@@ -105,7 +105,7 @@ func layIn(proc int, runDir string, list []cover.File, owner int) error {
 		return err
 	}
 	defer func() { _ = run.Close() }()
-	all, err := cover.Open(int(run.Fd()), list, true)
+	all, err := cover.Open(int(run.Fd()), list)
 	if err != nil {
 		return err
 	}
@@ -135,8 +135,12 @@ func (m *making) coldOver() (out []specs.Mount, err error) {
 	places, err := cover.Root{FD: int(top.Fd()), Follow: true}.Places(overFiles(m.spec.Over))
 	for _, f := range places {
 		from := filepath.Join(m.spec.RunDir, f.From)
-		if st, serr := os.Lstat(from); serr != nil || !st.Mode().IsRegular() {
-			err = errors.Join(err, fmt.Errorf("%s is no file of the run folder: %w", f.From, serr))
+		st, serr := os.Lstat(from)
+		if serr == nil && !st.Mode().IsRegular() {
+			serr = errors.New("it is no regular file")
+		}
+		if serr != nil {
+			err = errors.Join(err, fmt.Errorf("file %s of the run folder: %w", f.From, serr))
 		}
 		out = append(out, specs.Mount{Destination: f.To, Type: "bind", Source: from, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"}})
 	}

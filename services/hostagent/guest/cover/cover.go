@@ -45,9 +45,8 @@ type Taken struct {
 // Take opens the files of the run folder. They are closed by Close, also after an error.
 type Take []Taken
 
-// Open takes every file from the run folder, whose descriptor run is. Seal makes the copies read-only and
-// without any other use; without it the mount of the run folder has to be so already.
-func Open(run int, list []File, seal bool) (all Take, err error) {
+// Open takes every file from the run folder, whose descriptor run is.
+func Open(run int, list []File) (all Take, err error) {
 	defer func() {
 		if err != nil {
 			all.Close()
@@ -55,7 +54,7 @@ func Open(run int, list []File, seal bool) (all Take, err error) {
 		}
 	}()
 	for _, f := range list {
-		one, err := open(run, f, seal)
+		one, err := open(run, f)
 		if err != nil {
 			return all, fmt.Errorf("file %s of the run folder: %w", f.From, err)
 		}
@@ -64,24 +63,18 @@ func Open(run int, list []File, seal bool) (all Take, err error) {
 	return all, nil
 }
 
-func open(run int, f File, seal bool) (Taken, error) {
+func open(run int, f File) (Taken, error) {
 	t := Taken{fd: -1, to: f.To}
-	at, err := unix.Openat(run, f.From, lookup, 0)
+	var err error
+	if t.fd, err = unix.OpenTree(run, f.From, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return t, err
+	}
+	if err = unix.Fstat(t.fd, &t.file); err == nil && t.file.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errors.New("it is no regular file")
+	}
 	if err != nil {
+		_ = unix.Close(t.fd)
 		return t, err
-	}
-	defer func() { _ = unix.Close(at) }()
-	if err := unix.Fstat(at, &t.file); err != nil {
-		return t, err
-	}
-	if t.file.Mode&unix.S_IFMT != unix.S_IFREG {
-		return t, errors.New("it is no regular file")
-	}
-	if t.fd, err = unix.OpenTree(at, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH); err != nil {
-		return t, fmt.Errorf("copy its mount: %w", err)
-	}
-	if !seal {
-		return t, nil
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
 	if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {

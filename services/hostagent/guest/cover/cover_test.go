@@ -69,7 +69,7 @@ func lay(dir, to string, follow bool) error {
 	}
 	defer func() { _ = root.Close() }()
 	for range 2 {
-		all, err := Open(int(run.Fd()), []File{{"mine", to}}, true)
+		all, err := Open(int(run.Fd()), []File{{"mine", to}})
 		if err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func TestWhatIsNoFileOfTheRunFolderIsAnError(t *testing.T) {
 	}
 	defer func() { _ = run.Close() }()
 	for _, name := range []string{"link", "folder", "missing"} {
-		if all, err := Open(int(run.Fd()), []File{{name, "/etc/x"}}, true); err == nil || all != nil {
+		if all, err := Open(int(run.Fd()), []File{{name, "/etc/x"}}); err == nil || all != nil {
 			t.Errorf("%s was taken", name)
 		}
 	}

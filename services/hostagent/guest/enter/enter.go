@@ -109,7 +109,7 @@ func root(folder string) error {
 	if err := take(points, places); err != nil {
 		return err
 	}
-	if err := lay(top); err != nil {
+	if err := lay(top, folder); err != nil {
 		return err
 	}
 	if err := pivot(folder); err != nil {
@@ -236,22 +236,29 @@ func take(points []string, places []int) error {
 	return nil
 }
 
-// lay lays files over those of the new root, while the old one is there to take them from.
-func lay(top int) error {
-	if len(state.over) == 0 {
-		return nil
-	}
-	run, err := cover.Folder(RunFolder)
+// lay lays files over those of the new root, while the old one is there to take them from. gVisor has no
+// copies of a file's mount to put in place, but binds one path to another; the copy is as read-only as the
+// run folder is. The places have no link in them, and nobody else runs here who could change that.
+func lay(top int, folder string) error {
+	places, err := cover.Root{FD: top, Follow: true}.Places(state.over)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = run.Close() }()
-	all, err := cover.Open(int(run.Fd()), state.over, false)
-	if err != nil {
-		return err
+	for _, f := range places {
+		var st unix.Stat_t
+		from := path.Join(RunFolder, f.From)
+		err := unix.Lstat(from, &st)
+		if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+			err = errors.New("it is no regular file")
+		}
+		if err != nil {
+			return fmt.Errorf("file %s of the run folder: %w", f.From, err)
+		}
+		if err := unix.Mount(from, folder+f.To, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("lay a file over %s: %w", f.To, err)
+		}
 	}
-	defer all.Close()
-	return cover.Root{FD: top, Follow: true}.Put(all)
+	return nil
 }
 
 // pivot changes the root of all that have the old one, and lets go of it.

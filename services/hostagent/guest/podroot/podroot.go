@@ -150,7 +150,7 @@ func lay(over []cover.File) error {
 		return err
 	}
 	defer func() { _ = top.Close() }()
-	all, err := cover.Open(int(run.Fd()), over, true)
+	all, err := cover.Open(int(run.Fd()), over)
 	if err != nil {
 		return err
 	}

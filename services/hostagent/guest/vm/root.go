@@ -357,7 +357,7 @@ func lay(list []vmwire.Over) error {
 		return err
 	}
 	defer func() { _ = top.Close() }()
-	all, err := cover.Open(int(run.Fd()), want, true)
+	all, err := cover.Open(int(run.Fd()), want)
 	if err != nil {
 		return err
 	}

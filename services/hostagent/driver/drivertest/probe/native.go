@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berth-dev/berth/services/hostagent/guest/cover"
 	"github.com/berth-dev/berth/services/hostagent/guest/enter"
 )
 
@@ -43,11 +44,19 @@ func init() {
 
 func prepare() {
 	signal.Ignore(syscall.SIGPIPE)
-	if len(os.Args) > 1 && os.Args[1] == enter.Flag {
-		if err := enter.Prepare(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	if len(os.Args) < 2 || os.Args[1] != enter.Flag {
+		return
+	}
+	var over []cover.File
+	for _, arg := range os.Args[2:] {
+		if f, ok, err := cover.Arg(arg); ok && err == nil {
+			over = append(over, f)
 		}
+	}
+	enter.Over(over)
+	if err := enter.Prepare(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
