@@ -34,7 +34,7 @@ func (t *table) adopt(keep func(slot) bool) error {
 		}
 	}
 	if !k.whole || len(want.bound) != len(k.permits.bound) {
-		if err := t.transact(func(c *nftables.Conn) error { return build(c, want) }); err != nil {
+		if err := t.transact(func(c *nftables.Conn) error { return build(c, want, chains()) }); err != nil {
 			return fmt.Errorf("write the router's table: %w", err)
 		}
 	}
@@ -53,7 +53,7 @@ func (t *table) check() (restored bool, err error) {
 	if k.whole && t.same(k.permits) {
 		return false, nil
 	}
-	if err := t.transact(func(c *nftables.Conn) error { return build(c, t.have) }); err != nil {
+	if err := t.transact(func(c *nftables.Conn) error { return build(c, t.have, chains()) }); err != nil {
 		return false, fmt.Errorf("restore the router's table: %w", err)
 	}
 	return true, nil

@@ -23,8 +23,10 @@ import (
 const (
 	canaryName = "berth-canary"
 	canaryTime = 10 * time.Second
-	// settle is how long the canary waits for one frame.
-	settle = 250 * time.Millisecond
+	// settle is how long the canary waits for one frame, patience for an answer: a packet that is lost on a
+	// busy host comes again.
+	settle   = 250 * time.Millisecond
+	patience = 2500 * time.Millisecond
 )
 
 // ErrLeak says that something got where it must not, or did not get where it must.
@@ -42,20 +44,20 @@ func (r *Router) Canary(ctx context.Context) (err error) {
 		return fmt.Errorf("canary: %w", err)
 	}
 	defer func() { err = errors.Join(err, twin.Destroy(context.WithoutCancel(ctx)), os.RemoveAll(twin.dir)) }()
-	if err := twin.canary(ctx, true); err != nil {
+	if err := twin.canary(ctx, patience); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
 	if _, err := r.Check(ctx); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
-	if err := r.canary(ctx, false); err != nil {
+	if err := r.canary(ctx, 0); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
 	return nil
 }
 
-// canary makes a sandbox of its own in the router and tries; whole: also what happens with permission.
-func (r *Router) canary(ctx context.Context, whole bool) (err error) {
+// canary makes a sandbox of its own in the router and tries; with patience also what happens with permission.
+func (r *Router) canary(ctx context.Context, patience time.Duration) (err error) {
 	pin := filepath.Join(r.dir, "canary-sandbox")
 	defer func() { err = errors.Join(err, r.Remove(ctx, canaryName), netns.Remove(pin)) }()
 	if err := errors.Join(r.Remove(ctx, canaryName), netns.Remove(pin)); err != nil {
@@ -76,7 +78,8 @@ func (r *Router) canary(ctx context.Context, whole bool) (err error) {
 		return err
 	}
 	defer w.Close()
-	if !whole {
+	w.patience = patience
+	if patience == 0 {
 		return w.nothing(ctx, "with no binding")
 	}
 	return r.phases(ctx, w, l)
@@ -104,13 +107,14 @@ func (r *Router) phases(ctx context.Context, w *witness, l Link) error {
 
 // witness sees what of a sandbox's frames comes to the router and what gets past its rules.
 type witness struct {
-	router  *Router
-	sandbox string
-	link    Link
-	slot    slot
-	raw     int // sends frames at the sandbox's end
-	end     int // its index there
-	closers []io.Closer
+	router   *Router
+	sandbox  string
+	link     Link
+	slot     slot
+	raw      int // sends frames at the sandbox's end
+	end      int // its index there
+	closers  []io.Closer
+	patience time.Duration // with what is asked
 }
 
 const watchTable = "watch"
@@ -356,7 +360,7 @@ func (w *witness) talk() error {
 func (w *witness) ask(network, to string) error {
 	var c net.Conn
 	err := netns.Do(w.sandbox, func() (err error) {
-		d := net.Dialer{Timeout: settle}
+		d := net.Dialer{Timeout: w.patience}
 		d.SetMultipathTCP(false)
 		c, err = d.Dial(network, to)
 		return err
@@ -365,7 +369,7 @@ func (w *witness) ask(network, to string) error {
 		return fmt.Errorf("speak to %s: %w", to, err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(settle))
+	_ = c.SetDeadline(time.Now().Add(w.patience))
 	if network == "udp" {
 		if _, err := io.WriteString(c, "?"); err != nil {
 			return fmt.Errorf("ask %s: %w", to, err)

@@ -84,14 +84,16 @@ var broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 func odd4(s slot) []probe {
 	whole := packet(s.address4(), Gateway4, unix.IPPROTO_UDP, datagram(s.address4(), Gateway4, DNSPort))
 	first, last := clone(whole), clone(whole)
-	first[6], last[7] = 0x20, 1
+	first[6], last[7] = 0x20, 2 // one after the other, sixteen bytes on
 	sum4(first)
 	sum4(last)
-	options := append(clone(whole[:20]), 0x83, 7, 4, 203, 0, 113, 7, 0) // loose source route
-	options = append(options, whole[20:]...)
-	options[0] = 0x47
-	binary.BigEndian.PutUint16(options[2:], uint16(len(options)))
-	sum4(options)
+	options := func(bytes ...byte) []byte {
+		p := append(append(clone(whole[:20]), bytes...), whole[20:]...)
+		p[0] += byte(len(bytes) / 4)
+		binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
+		sum4(p)
+		return p
+	}
 	request := ethernet(broadcast, s.mac(), unix.ETH_P_ARP)
 	request = append(request, 0, 1, 8, 0, 6, 4, 0, 1)
 	request = append(append(request, s.mac()...), s.address4().AsSlice()...)
@@ -99,7 +101,8 @@ func odd4(s slot) []probe {
 	return []probe{
 		{"IPv4 the first fragment", ether(s.hostMAC(), s.mac(), first), false, true},
 		{"IPv4 the last fragment", ether(s.hostMAC(), s.mac(), last), false, true},
-		{"IPv4 a source route", ether(s.hostMAC(), s.mac(), options), false, true},
+		{"IPv4 options", ether(s.hostMAC(), s.mac(), options(1, 1, 1, 0)), false, true},
+		{"IPv4 a source route", ether(s.hostMAC(), s.mac(), options(0x83, 7, 4, 203, 0, 113, 7, 0)), false, true},
 		{"ARP for the gateway", request, false, false},
 	}
 }

@@ -30,12 +30,14 @@ func (r *Router) Make(ctx context.Context, sandbox string, tap bool) (Link, erro
 	}
 	if s, ok := r.links[sandbox]; ok {
 		l := r.used[s]
-		if l.Tap == tap && r.alive(l) {
+		if l.Tap == tap && r.isLive(s, l) && r.alive(l) {
 			return l, nil
 		}
-		if err := errors.Join(r.forbid(s), r.remove(sandbox, s)); err != nil {
-			return Link{}, err
+		if err := errors.Join(r.forbid(s), removeEnd(r.kernel, s)); err != nil {
+			return Link{}, fmt.Errorf("remove the old link of %s: %w", sandbox, err)
 		}
+		delete(r.links, sandbox)
+		delete(r.used, s)
 	}
 	s, err := r.free()
 	if err != nil {
@@ -43,7 +45,7 @@ func (r *Router) Make(ctx context.Context, sandbox string, tap bool) (Link, erro
 	}
 	l := s.link(r.path, sandbox, tap)
 	if err := r.raise(s, l); err != nil {
-		return Link{}, fmt.Errorf("make the link of %s: %w", sandbox, errors.Join(err, r.removeEnd(s)))
+		return Link{}, fmt.Errorf("make the link of %s: %w", sandbox, errors.Join(err, removeEnd(r.kernel, s)))
 	}
 	r.links[sandbox], r.used[s] = s, l
 	r.setLive(s, l)
@@ -141,12 +143,22 @@ func (r *Router) Remove(_ context.Context, sandbox string) error {
 	if err := r.forbid(s); err != nil { // many at once go in one transaction
 		return err
 	}
+	// The kernel takes its time, and does many at once; so each speaks to it on its own.
+	h, err := handle(r.ns)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if err := removeEnd(h, s); err != nil {
+		return fmt.Errorf("remove the link of %s: %w", sandbox, err)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.links[sandbox] != s {
-		return nil
+	if r.links[sandbox] == s {
+		delete(r.links, sandbox)
 	}
-	return r.remove(sandbox, s)
+	delete(r.used, s)
+	return nil
 }
 
 // forbid unbinds a slot for good: no Bind that comes later finds the link.
@@ -157,24 +169,15 @@ func (r *Router) forbid(s slot) error {
 	return r.table.change(func(p *permits) { delete(p.bound, s) })
 }
 
-func (r *Router) remove(sandbox string, s slot) error {
-	if err := r.removeEnd(s); err != nil {
-		return fmt.Errorf("remove the link of %s: %w", sandbox, err)
-	}
-	delete(r.links, sandbox)
-	delete(r.used, s)
-	return nil
-}
-
-func (r *Router) removeEnd(s slot) error {
-	end, err := r.kernel.LinkByName(s.name())
+func removeEnd(h *netlink.Handle, s slot) error {
+	end, err := h.LinkByName(s.name())
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := r.kernel.LinkDel(end); err != nil && !errors.Is(err, unix.ENODEV) {
+	if err := h.LinkDel(end); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
 	}
 	return nil
@@ -211,7 +214,7 @@ func (r *Router) adoptLinks() error {
 		_, twice := r.links[l.Sandbox]
 		if l.Sandbox == "" || twice {
 			r.log.Info("a half-made link is removed", "link", s.name())
-			if err := r.removeEnd(s); err != nil {
+			if err := removeEnd(r.kernel, s); err != nil {
 				return err
 			}
 			continue

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -51,7 +52,39 @@ func (l Link) Plug(path string) error {
 	if err := l.dress(h, end, s.hostMAC()); err != nil {
 		return fmt.Errorf("plug %s: %w", l.Name, err)
 	}
-	return nil
+	return errors.Join(up(h, inside), l.inRouter(func(h *netlink.Handle) error { return up(h, l.Name) }))
+}
+
+// upWithin bounds the wait for an end, which is a matter of less than a millisecond on an idle host.
+const upWithin = time.Second
+
+// up waits until the kernel sends what is given to an interface. It notices late that the other end is there,
+// and drops until then; the first packet of a session would be lost, and sent again a second later.
+func up(h *netlink.Handle, name string) error {
+	for end := time.Now().Add(upWithin); ; time.Sleep(200 * time.Microsecond) {
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if l.Attrs().OperState == netlink.OperUp || time.Now().After(end) {
+			return nil
+		}
+	}
+}
+
+// inRouter speaks to the router's kernel state.
+func (l Link) inRouter(f func(*netlink.Handle) error) error {
+	router, err := netns.Open(l.Router)
+	if err != nil {
+		return err
+	}
+	defer router.Close()
+	h, err := handle(router)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return f(h)
 }
 
 // move brings the peer into the namespace and gives it its name there.
@@ -64,21 +97,14 @@ func (l Link) move(h *netlink.Handle, ns *os.File) (netlink.Link, error) {
 		return end, nil
 	}
 	if end, err = h.LinkByName(l.Peer); err != nil {
-		router, err := netns.Open(l.Router)
+		err := l.inRouter(func(from *netlink.Handle) error {
+			peer, err := from.LinkByName(l.Peer)
+			if err != nil {
+				return fmt.Errorf("%w: %s is not in the router", ErrNoLink, l.Peer)
+			}
+			return from.LinkSetNsFd(peer, int(ns.Fd()))
+		})
 		if err != nil {
-			return nil, err
-		}
-		defer router.Close()
-		from, err := handle(router)
-		if err != nil {
-			return nil, err
-		}
-		defer from.Close()
-		peer, err := from.LinkByName(l.Peer)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %s is not in the router", ErrNoLink, l.Peer)
-		}
-		if err := from.LinkSetNsFd(peer, int(ns.Fd())); err != nil {
 			return nil, fmt.Errorf("move it: %w", err)
 		}
 		if end, err = h.LinkByName(l.Peer); err != nil {

@@ -207,13 +207,16 @@ func (r *Router) Lease(left time.Duration) error {
 	return r.table.change(func(p *permits) { p.until, p.renewed = sinceBoot()+max(left, 0), true })
 }
 
-// Check looks whether the table is the one that was written, and writes it anew, as one change, if not.
+// Check looks whether the table is the one that was written, and writes it anew, as one change, if not. The
+// router's own routes are put again in any case.
 func (r *Router) Check(context.Context) (restored bool, err error) {
 	restored, err = r.table.check()
 	if restored {
 		r.log.Warn("the rules of the router were changed by somebody else and are restored")
 	}
-	return restored, err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return restored, errors.Join(err, r.routes())
 }
 
 // Drops counts the packets that were dropped since the table was written, by reason.
@@ -239,7 +242,7 @@ func (r *Router) Destroy(ctx context.Context) error {
 	ends, listed := r.ends()
 	err = errors.Join(err, listed)
 	for s := range ends {
-		err = errors.Join(err, ctx.Err(), r.removeEnd(s))
+		err = errors.Join(err, ctx.Err(), removeEnd(r.kernel, s))
 	}
 	return errors.Join(err, netns.Remove(r.path), r.Close())
 }

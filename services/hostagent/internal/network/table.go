@@ -112,7 +112,7 @@ func (t *table) commit(ops []func(*permits)) error {
 		return nil
 	})
 	if err != nil {
-		if again := t.transact(func(c *nftables.Conn) error { return build(c, want) }); again != nil {
+		if again := t.transact(func(c *nftables.Conn) error { return build(c, want, chains()) }); again != nil {
 			return fmt.Errorf("change the router's table: %w", errors.Join(err, again))
 		}
 	}
@@ -205,8 +205,8 @@ func lease(c *nftables.Conn, until time.Duration) error {
 		{Key: []byte{unix.NFPROTO_IPV4}, Timeout: left}, {Key: []byte{unix.NFPROTO_IPV6}, Timeout: left}})
 }
 
-// build replaces the table, whatever is there, by one that permits p.
-func build(c *nftables.Conn, p permits) error {
+// build replaces the table, whatever is there, by one of these chains that permits p.
+func build(c *nftables.Conn, p permits, chains []chain) error {
 	c.AddTable(inet()) // so that there is one to delete
 	c.DelTable(inet())
 	c.AddTable(inet())
@@ -219,7 +219,7 @@ func build(c *nftables.Conn, p permits) error {
 	for _, reason := range reasons {
 		c.AddObj(&nftables.NamedObj{Table: inet(), Name: reason, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	}
-	for _, ch := range chains() {
+	for _, ch := range chains {
 		policy := nftables.ChainPolicyDrop
 		kernel := c.AddChain(&nftables.Chain{Name: ch.name, Table: inet(), Hooknum: ch.hook, Priority: &ch.priority,
 			Type: nftables.ChainTypeFilter, Policy: &policy})
