@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -94,8 +93,8 @@ func (f *flow) forbid(r refusal) {
 		status = r.status
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %s\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
-		status, http.StatusText(status), kind, strconv.Itoa(len(body)))
+	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
+		status, http.StatusText(status), kind, len(body))
 	b.Write(body)
 	f.lastWords(b.Bytes())
 }
@@ -116,7 +115,7 @@ func (f *flow) lastWords(b []byte) {
 // read.
 func readHead(c net.Conn) (head, rest []byte, err error) {
 	b := make([]byte, 0, 512)
-	for {
+	for seen := 0; ; seen = max(len(b)-len("\r\n\r"), 0) {
 		if len(b) == cap(b) {
 			b = append(b, 0)[:len(b)]
 		}
@@ -128,11 +127,12 @@ func readHead(c net.Conn) (head, rest []byte, err error) {
 			}
 			return nil, b, errNoConnect
 		}
-		if i := bytes.Index(b, []byte("\r\n\r\n")); i >= 0 {
-			return b[:i+4], b[i+4:], nil
+		if i := bytes.Index(b[seen:], []byte("\r\n\r\n")); i >= 0 {
+			end := seen + i + len("\r\n\r\n")
+			return b[:end], b[end:], nil
 		}
 		switch {
-		case bareLine(b), len(b) >= maxHead:
+		case bareLine(b, seen), len(b) >= maxHead:
 			return nil, nil, errMalformed
 		case err != nil:
 			return nil, nil, err
@@ -140,10 +140,10 @@ func readHead(c net.Conn) (head, rest []byte, err error) {
 	}
 }
 
-// bareLine: there is an LF that no CR stands before.
-func bareLine(b []byte) bool {
-	for i, c := range b {
-		if c == '\n' && (i == 0 || b[i-1] != '\r') {
+// bareLine: there is an LF that no CR stands before, at from or later.
+func bareLine(b []byte, from int) bool {
+	for i := from; i < len(b); i++ {
+		if b[i] == '\n' && (i == 0 || b[i-1] != '\r') {
 			return true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	"github.com/berth-dev/berth/services/egress/authority"
@@ -438,8 +439,11 @@ func FuzzConnect(f *testing.F) {
 	f.Add([]byte("CONNECT [::1]:443 HTTP/1.1\r\nContent-Length: 0\r\n\r\n"))
 	f.Add([]byte("GET http://a.example.com/ HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		c := &canned{r: bytes.NewReader(raw)}
-		head, rest, err := readHead(c)
+		slow, _, slowly := readHead(&canned{r: iotest.OneByteReader(bytes.NewReader(raw))})
+		head, rest, err := readHead(&canned{r: bytes.NewReader(raw)})
+		if err == nil && (slowly != nil || !bytes.Equal(slow, head)) || slowly == nil && err != nil {
+			t.Fatalf("read at once %q, %v; byte by byte %q, %v", head, err, slow, slowly)
+		}
 		if err != nil {
 			return
 		}

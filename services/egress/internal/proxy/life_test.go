@@ -340,8 +340,8 @@ func TestAThousandConnections(t *testing.T) {
 		t.Errorf("%d failed", n)
 	}
 	g.stop()
-	if s := g.Stats(); s.Open != 0 || s.Accepted != 1000 || len(g.per) > 0 || len(g.pipes.free) > 0 || len(g.box.lives) > 0 {
-		t.Errorf("left over: %+v, %v, %d pipes, %d lives", s, g.per, len(g.pipes.free), len(g.box.lives))
+	if s := g.Stats(); s.Open != 0 || s.Accepted != 1000 || len(g.per) > 0 || g.pipes.bigs > 0 || len(g.box.lives) > 0 {
+		t.Errorf("left over: %+v, %v, %d pipes, %d lives", s, g.per, g.pipes.bigs, len(g.box.lives))
 	}
 }
 

@@ -11,63 +11,97 @@ import (
 )
 
 const (
-	// pipeSize is what moves at once; keptPipes are kept for the next connection that has something to move.
-	pipeSize  = 256 << 10
-	keptPipes = 64
+	// A few connections at a time have pipes of bigPipe, which is twice as fast as smallPipe; what they hold for
+	// clients that do not read is bounded so.
+	bigPipe   = 1 << 20
+	smallPipe = 64 << 10
+	bigPipes  = 64
+	// keptPipes are kept for the next connection that has something to move.
+	keptPipes = 256
 	// copySize is the buffer where the kernel cannot move bytes by itself.
 	copySize = 32 << 10
 )
 
 // pipe is a kernel buffer between two sockets.
-type pipe struct{ r, w int }
-
-func (p *pipe) close() {
-	_ = unix.Close(p.r)
-	_ = unix.Close(p.w)
+type pipe struct {
+	r, w int
+	size int
 }
 
 // pipes are those that nobody uses. A connection has one only while bytes of it move.
 type pipes struct {
-	mu   sync.Mutex
-	free []*pipe
+	mu         sync.Mutex
+	big, small []*pipe
+	bigs       int // that there are, used or not
+	denied     bool
 }
 
 func (s *pipes) get() (*pipe, error) {
 	s.mu.Lock()
-	if n := len(s.free); n > 0 {
-		p := s.free[n-1]
-		s.free = s.free[:n-1]
-		s.mu.Unlock()
-		return p, nil
+	defer s.mu.Unlock()
+	for _, free := range []*[]*pipe{&s.big, &s.small} {
+		if n := len(*free); n > 0 && (free == &s.big || s.full()) {
+			p := (*free)[n-1]
+			*free = (*free)[:n-1]
+			return p, nil
+		}
 	}
-	s.mu.Unlock()
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, err
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize) // a smaller one is slower, no more
-	return &pipe{fds[0], fds[1]}, nil
+	p := &pipe{fds[0], fds[1], smallPipe}
+	if !s.full() {
+		if _, err := unix.FcntlInt(uintptr(p.r), unix.F_SETPIPE_SZ, bigPipe); err == nil {
+			p.size = bigPipe
+			s.bigs++
+		} else {
+			s.denied = true
+		}
+	}
+	return p, nil
 }
+
+// full: there will be no more big ones, or the kernel gives none.
+func (s *pipes) full() bool { return s.denied || s.bigs >= bigPipes }
 
 // put takes back an empty pipe.
 func (s *pipes) put(p *pipe) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.free) >= keptPipes {
-		p.close()
-		return
+	switch {
+	case p.size == bigPipe:
+		s.big = append(s.big, p)
+	case len(s.small) < keptPipes:
+		s.small = append(s.small, p)
+	default:
+		s.close(p)
 	}
-	s.free = append(s.free, p)
+}
+
+// end closes a pipe with what is in it.
+func (s *pipes) end(p *pipe) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.close(p)
+}
+
+func (s *pipes) close(p *pipe) {
+	_ = unix.Close(p.r)
+	_ = unix.Close(p.w)
+	if p.size == bigPipe {
+		s.bigs--
+	}
 }
 
 // drop closes what nobody uses.
 func (s *pipes) drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.free {
-		p.close()
+	for _, p := range append(s.big, s.small...) {
+		s.close(p)
 	}
-	s.free = nil
+	s.big, s.small = nil, nil
 }
 
 // rawConn is the socket below c, nil if there is none.
@@ -100,7 +134,7 @@ func (m *mover) fill(fd uintptr) bool {
 		}
 	}
 	for {
-		n, err := unix.Splice(int(fd), nil, m.pipe.w, nil, pipeSize, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		n, err := unix.Splice(int(fd), nil, m.pipe.w, nil, m.pipe.size, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 		switch err {
 		case unix.EINTR:
 			continue
@@ -140,7 +174,7 @@ func (m *mover) close() {
 	switch {
 	case m.pipe == nil:
 	case m.left > 0 || m.err != nil:
-		m.pipe.close()
+		m.pipes.end(m.pipe)
 	default:
 		m.pipes.put(m.pipe)
 	}
