@@ -111,12 +111,7 @@ func (h *host) warmSpec(id ids.SandboxID, t *corev1.Terms, img driver.Image) dri
 		ID: id, Tier: driver.Tier(tierName(t.GetTier())), Image: img, RunDir: h.runFolder(id),
 		Guest: h.cfg.Guest, Env: img.Env, Hostname: hostname, Limits: limitsOf(t.GetLimits()),
 	}
-	if !h.net.has(w.Tier) {
-		return w
-	}
-	w.Env = netEnv(img.Env)
-	w.Image.Env = w.Env // or the image's own would come first
-	if c := h.drv.Capabilities()[w.Tier]; c.Disk && c.Native {
+	if c := h.drv.Capabilities()[w.Tier]; h.net.has(w.Tier) && c.Disk && c.Native {
 		w.Over = netOver
 	}
 	return w

@@ -171,6 +171,14 @@ func (g *gate) exportInside(ctx context.Context, w io.Writer) (out layer.Stats, 
 // exportRoom is more than the headers of an archive take that holds little else.
 const exportRoom = 1 << 30
 
+// Env is what programs find that bring roots of their own.
+func (g *gate) Env() []string {
+	if g.s.h.net.find(g.sb.ID) == nil {
+		return nil
+	}
+	return netEnv()
+}
+
 // Place is the text of session.json.
 func (g *gate) Place() string { return string(g.sb.place) }
 

@@ -67,6 +67,9 @@ func (n *nets) put(l network.Link, msg *egressv1.Binding, open bool) *binding {
 }
 
 func (n *nets) find(id ids.SandboxID) *binding {
+	if n == nil {
+		return nil
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.all[id]

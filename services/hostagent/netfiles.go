@@ -11,8 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -49,12 +47,8 @@ var trustVariables = []string{
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "CURL_CA_BUNDLE", "PIP_CERT", "AWS_CA_BUNDLE",
 }
 
-// netEnv is an environment with those variables set, and without what it said of them.
-func netEnv(env []string) []string {
-	out := slices.DeleteFunc(slices.Clone(env), func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains(trustVariables, name)
-	})
+// netEnv is what each exec of a sandbox with a network gets.
+func netEnv() (out []string) {
 	for _, name := range trustVariables {
 		out = append(out, name+"=/run/berth/"+trustFile)
 	}

@@ -106,14 +106,6 @@ func TestAHostWithoutRootsGivesTheCellsAlone(t *testing.T) {
 	}
 }
 
-// TestAnImageDoesNotSayWhatIsTrusted: the first of two variables of a name is what programs take.
-func TestAnImageDoesNotSayWhatIsTrusted(t *testing.T) {
-	got := netEnv([]string{"PATH=/bin", "SSL_CERT_FILE=/evil", "A=b"})
-	if !slices.Contains(got, "SSL_CERT_FILE=/run/berth/trust.pem") || slices.Contains(got, "SSL_CERT_FILE=/evil") || len(got) != 2+len(trustVariables) {
-		t.Errorf("%v", got)
-	}
-}
-
 // TestASandboxReadsThatItHasANetwork, and one that has none reads that.
 func TestASandboxReadsThatItHasANetwork(t *testing.T) {
 	p := describe("s1", "default", terms(), "", corev1.Origin_ORIGIN_CREATED, time.Time{}, time.Now())

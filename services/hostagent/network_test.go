@@ -51,6 +51,9 @@ func TestAWakeIsBoundToItsEpoch(t *testing.T) {
 	if got := r.inRun(id, "resolv.conf"); !strings.Contains(got, "nameserver 100.64.0.1\n") {
 		t.Errorf("resolv.conf: %s", got)
 	}
+	if o := r.client(one).exec("x1", "sh", "-c", "echo $SSL_CERT_FILE $NODE_EXTRA_CA_CERTS"); string(o.stdout) != "/run/berth/trust.pem /run/berth/trust.pem\n" {
+		t.Errorf("an exec trusts %q", o.stdout)
+	}
 	again := resume(r, one)
 	r.mustWake(two, func(w *hostv1.WakeRequest) { again(w); withActor(w) })
 	if !leaves(l, g, driverID(two), two) || l.count() != 1 {

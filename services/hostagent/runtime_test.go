@@ -18,6 +18,7 @@ import (
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
+	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 	"github.com/berth-dev/berth/services/hostagent/internal/diskpool"
 	"github.com/berth-dev/berth/services/hostagent/internal/network"
@@ -39,7 +40,7 @@ func realRig(t *testing.T) *rig {
 	if len(images) == 0 {
 		t.Skip("skipped: no busybox image in the cache (tools/image makes it)")
 	}
-	r := newRig(t, nil)
+	r := newRig(t, nil, subjects.Gate(testHost))
 	r.load = loadLayout
 	r.cfg.Driver, r.cfg.Tiers = "", []string{"container", "gvisor"}
 	r.cfg.Images = map[string]string{"default": images[len(images)-1]}

@@ -1,5 +1,6 @@
 // Package residue looks at what runs or is mounted on a host for sandboxes:
-// processes, mounts, cgroups and loop devices; and for clusters of processes:
+// processes, mounts (of network namespaces that are pinned at a path, too),
+// cgroups, loop devices and network links; and for clusters of processes:
 // members, TUN devices and network namespaces. It only looks. A difference of
 // two looks is what came in between.
 package residue
@@ -8,10 +9,13 @@ import (
 	"bufio"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/internal/netns"
 )
 
 // Residue is one look.
@@ -20,6 +24,9 @@ type Residue struct {
 	// Devices are TUN devices of this namespace; Namespaces are other network
 	// namespaces than this one that a process is in.
 	Devices, Namespaces []string
+	// Links are those in namespaces that are pinned at a path, and ends of veths
+	// in this one.
+	Links []string
 }
 
 // programs are those whose processes count, besides all in a cgroup of ours.
@@ -27,7 +34,7 @@ var programs = []string{"containerd", "runsc", "runc", "berth-guest", "/run/bert
 
 // Take looks at the whole host.
 func Take() Residue {
-	return Residue{processes(), mounts(), cgroups(), loops(), devices(), namespaces()}
+	return Residue{processes(), mounts(), cgroups(), loops(), devices(), namespaces(), links()}
 }
 
 func processes() (out []string) {
@@ -117,6 +124,44 @@ func namespaces() (out []string) {
 	return out
 }
 
+// pinned lists the paths at which network namespaces are mounted.
+func pinned() (out []string) {
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(raw)) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
+			out = append(out, fields[4])
+		}
+	}
+	return out
+}
+
+func links() (out []string) {
+	veths, _ := filepath.Glob("/sys/class/net/*/iflink")
+	for _, v := range veths {
+		other, _ := os.ReadFile(v)
+		own, _ := os.ReadFile(filepath.Join(filepath.Dir(v), "ifindex"))
+		if string(other) != string(own) {
+			out = append(out, "link "+filepath.Base(filepath.Dir(v)))
+		}
+	}
+	for _, path := range pinned() {
+		_ = netns.Do(path, func() error { // one that goes away meanwhile has none
+			all, err := net.Interfaces()
+			for _, i := range all {
+				if i.Flags&net.FlagLoopback == 0 {
+					out = append(out, fmt.Sprintf("link %s in the namespace at %s", i.Name, path))
+				}
+			}
+			return err
+		})
+	}
+	return out
+}
+
 // Since is what is there now and was not in before.
 func (r Residue) Since(before Residue) Residue {
 	sub := func(now, then []string) []string {
@@ -138,11 +183,11 @@ func (r Residue) About(words ...string) Residue {
 // with applies f to each kind of r and other.
 func (r Residue) with(other Residue, f func(mine, theirs []string) []string) Residue {
 	return Residue{f(r.Processes, other.Processes), f(r.Mounts, other.Mounts), f(r.Cgroups, other.Cgroups),
-		f(r.Loops, other.Loops), f(r.Devices, other.Devices), f(r.Namespaces, other.Namespaces)}
+		f(r.Loops, other.Loops), f(r.Devices, other.Devices), f(r.Namespaces, other.Namespaces), f(r.Links, other.Links)}
 }
 
 func (r Residue) all() []string {
-	return slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops, r.Devices, r.Namespaces)
+	return slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops, r.Devices, r.Namespaces, r.Links)
 }
 
 // Empty reports whether there is nothing.
@@ -156,6 +201,9 @@ func (r Residue) String() string {
 		len(r.Processes), len(r.Mounts), len(r.Cgroups), len(r.Loops))
 	if n := len(r.Devices) + len(r.Namespaces); n > 0 {
 		s += fmt.Sprintf(", %d network devices and namespaces", n)
+	}
+	if n := len(r.Links); n > 0 {
+		s += fmt.Sprintf(", %d links", n)
 	}
 	for _, what := range r.all() {
 		if len(s) < 500 {

@@ -199,6 +199,9 @@ func (b *Box) exec(ctx context.Context, c *call, p *boxv1.Exec) error {
 		start.Env = append(start.Env, k+"="+v)
 	}
 	slices.Sort(start.Env) // the same start must look the same
+	if e, ok := b.gate.(Environer); ok {
+		start.Env = append(e.Env(), start.Env...)
+	}
 	if z := p.GetPty(); z != nil {
 		start.PTY = &wire.Size{Rows: uint16(z.GetRows()), Cols: uint16(z.GetCols())}
 	}

@@ -35,6 +35,12 @@ type Gate interface {
 	OutOfMemory() bool
 }
 
+// Environer is a Gate that gives each exec variables, which what the exec's own start names replaces. They
+// are the same for as long as the sandbox is there.
+type Environer interface {
+	Env() []string
+}
+
 var guestKinds = map[wire.Kind]errkind.Kind{
 	wire.KindInvalid: errkind.Invalid, wire.KindUnsupported: errkind.Unimplemented,
 	wire.KindVersion: errkind.Unimplemented, wire.KindTooMany: errkind.Exhausted,
