@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -52,24 +51,8 @@ func (l Link) Plug(path string) error {
 	if err := l.dress(h, end, s.hostMAC()); err != nil {
 		return fmt.Errorf("plug %s: %w", l.Name, err)
 	}
-	return errors.Join(up(h, inside), l.inRouter(func(h *netlink.Handle) error { return up(h, l.Name) }))
-}
-
-// upWithin bounds the wait for an end, which is a matter of less than a millisecond on an idle host.
-const upWithin = time.Second
-
-// up waits until the kernel sends what is given to an interface. It notices late that the other end is there,
-// and drops until then; the first packet of a session would be lost, and sent again a second later.
-func up(h *netlink.Handle, name string) error {
-	for end := time.Now().Add(upWithin); ; time.Sleep(200 * time.Microsecond) {
-		l, err := h.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		if l.Attrs().OperState == netlink.OperUp || time.Now().After(end) {
-			return nil
-		}
-	}
+	return errors.Join(local(h, l.Address6.Addr()), up(h, inside),
+		l.inRouter(func(h *netlink.Handle) error { return up(h, l.Name) }))
 }
 
 // inRouter speaks to the router's kernel state.

@@ -133,7 +133,7 @@ func (r *Router) routes() error {
 			return fmt.Errorf("keep what is marked: %w", err)
 		}
 	}
-	return nil
+	return local(r.kernel, Gateway6)
 }
 
 // Path is where the router's namespace is pinned.
