@@ -125,6 +125,9 @@ func odd6(s slot) []probe {
 		p := packet(s.address6(), Gateway6, h.number, append(h.header, inner...))
 		all = append(all, probe{"IPv6 " + h.what, ether(s.hostMAC(), s.mac(), p), false, true})
 	}
+	four := netip.AddrFrom16(Gateway4.As16())
+	p := packet(s.address6(), four, unix.IPPROTO_TCP, segment(s.address6(), four, ConnectPort))
+	all = append(all, probe{"IPv6 TCP to a mapped address", ether(s.hostMAC(), s.mac(), p), false, true})
 	local := netip.MustParseAddr("fe80::1")
 	for _, from := range []netip.Addr{s.address6(), local} {
 		ask := append([]byte{135, 0, 0, 0, 0, 0, 0, 0}, Gateway6.AsSlice()...)
@@ -134,7 +137,7 @@ func odd6(s slot) []probe {
 		p[7] = 255
 		all = append(all, probe{"a neighbour solicitation from " + from.String(), ether(s.hostMAC(), s.mac(), p), false, true})
 	}
-	p := packet(local, Gateway6, unix.IPPROTO_UDP, datagram(local, Gateway6, DNSPort))
+	p = packet(local, Gateway6, unix.IPPROTO_UDP, datagram(local, Gateway6, DNSPort))
 	return append(all, probe{"IPv6 a link-local source", ether(s.hostMAC(), s.mac(), p), false, true})
 }
 

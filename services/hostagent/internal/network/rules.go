@@ -29,6 +29,7 @@ const (
 	DropFragment  = "fragment"  // a part of a packet
 	DropOptions   = "options"   // IPv4 options
 	DropExtension = "extension" // IPv6 extension headers
+	DropMapped    = "mapped"    // to an IPv4 address written as an IPv6 one
 	DropLease     = "lease"     // of a bound link while the host has no lease
 	DropSource    = "source"    // of a link that is not bound, or with another's source address
 	DropGateway   = "gateway"   // to a port of the gateway that is no door
@@ -39,7 +40,7 @@ const (
 )
 
 var reasons = []string{
-	DropLocal, DropCast, DropFragment, DropOptions, DropExtension, DropLease, DropSource, DropGateway, DropClosed,
+	DropLocal, DropCast, DropFragment, DropOptions, DropExtension, DropMapped, DropLease, DropSource, DropGateway, DropClosed,
 	DropProtocol, DropForward, DropOutput,
 }
 
@@ -62,6 +63,9 @@ func chains() []chain {
 	}
 }
 
+// mapped is how such an address begins: a program would be told the IPv4 one.
+var mapped = []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}
+
 func guard() [][]expr.Any {
 	return [][]expr.Any{
 		rule(metaIs(expr.MetaKeyIIFNAME, name("lo")), drop(DropLocal)),
@@ -70,6 +74,7 @@ func guard() [][]expr.Any {
 		rule(proto(unix.NFPROTO_IPV4), header(0, 1), isNot([]byte{0x45}), drop(DropOptions)),
 		rule(proto(unix.NFPROTO_IPV6), header(6, 1), isNot([]byte{unix.IPPROTO_TCP}), isNot([]byte{unix.IPPROTO_UDP}),
 			isNot([]byte{unix.IPPROTO_ICMPV6}), drop(DropExtension)),
+		rule(proto(unix.NFPROTO_IPV6), header(24, 12), is(mapped), drop(DropMapped)),
 		rule(proto(unix.NFPROTO_IPV4), bound(4), leased(), verdict(expr.VerdictAccept)),
 		rule(proto(unix.NFPROTO_IPV6), bound(6), leased(), verdict(expr.VerdictAccept)),
 		rule(proto(unix.NFPROTO_IPV4), bound(4), drop(DropLease)),

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,7 @@ func TestDropsTellWhy(t *testing.T) {
 		"echo request to anywhere": DropProtocol, "IPv4 the first fragment": DropFragment, "IPv4 the last fragment": DropFragment,
 		"IPv4 a source route": DropOptions, "hop-by-hop options": DropExtension, "a routing header": DropExtension,
 		"a fragment header": DropExtension, "to every hardware address": DropCast, "a link-local source": DropSource,
+		"a mapped address": DropMapped,
 	}
 	for _, p := range probes(own, own+1) {
 		for what, reason := range wants {
@@ -270,19 +272,53 @@ func TestCanaryPassesTheRightRules(t *testing.T) {
 	}
 }
 
+// TestCanaryLeavesSessionsAlone: it gives nobody a lease, takes nobody's, and cleans up after one that was killed.
+func TestCanaryLeavesSessionsAlone(t *testing.T) {
+	r := newRouter(t)
+	s := newSandbox(t, r, "one")
+	must(t, r.Bind(t.Context(), s.link))
+	killed, err := Open(t.Context(), Config{Dir: filepath.Join(r.dir, "canary")})
+	must(t, err)
+	for _, of := range []*Router{r, killed} {
+		_, err = of.Make(t.Context(), canaryName, false)
+		must(t, err)
+		_, err = netns.Pin(filepath.Join(of.dir, "canary-sandbox"))
+		must(t, err)
+	}
+	must(t, killed.Close())
+	if all, err := r.Drops(); err != nil || all[DropClosed] != 0 {
+		t.Fatal(all, err)
+	}
+	must(t, r.Canary(t.Context()))
+	k, err := r.table.read()
+	if err != nil || k.permits.until > sinceBoot() || len(k.permits.bound) != 1 {
+		t.Errorf("after the canary: %+v, %v", k.permits, err)
+	}
+	must(t, r.Lease(time.Minute))
+	c := echoing(t, r, s, Gateway6)
+	must(t, shout(c, 5*time.Second))
+	must(t, r.Canary(t.Context()))
+	must(t, shout(c, 5*time.Second))
+	left, err := os.ReadDir(r.dir)
+	if err != nil || len(left) != 1 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // TestCanaryNoticesALeak breaks the rules in every way that matters.
 func TestCanaryNoticesALeak(t *testing.T) {
 	for name, spoil := range map[string]func([]chain) []chain{
 		"no rules":                      func(c []chain) []chain { return nil },
 		"no guard":                      func(c []chain) []chain { return c[1:] },
 		"no doors":                      func(c []chain) []chain { return append(c[:1:1], c[2:]...) },
-		"IPv4 needs no lease":           replace(0, 5, rule(proto(unix.NFPROTO_IPV4), bound(4), accept())),
-		"IPv6 needs no lease":           replace(0, 6, rule(proto(unix.NFPROTO_IPV6), bound(6), accept())),
-		"IPv4 needs no binding":         replace(0, 5, rule(proto(unix.NFPROTO_IPV4), leased(), accept())),
-		"IPv6 needs no binding":         replace(0, 6, rule(proto(unix.NFPROTO_IPV6), leased(), accept())),
+		"IPv4 needs no lease":           replace(0, 6, rule(proto(unix.NFPROTO_IPV4), bound(4), accept())),
+		"IPv6 needs no lease":           replace(0, 7, rule(proto(unix.NFPROTO_IPV6), bound(6), accept())),
+		"IPv4 needs no binding":         replace(0, 6, rule(proto(unix.NFPROTO_IPV4), leased(), accept())),
+		"IPv6 needs no binding":         replace(0, 7, rule(proto(unix.NFPROTO_IPV6), leased(), accept())),
 		"fragments":                     replace(0, 2, rule(proto(0), accept())),
 		"options":                       replace(0, 3, rule(proto(0), accept())),
 		"extension headers":             replace(0, 4, rule(proto(0), accept())),
+		"mapped addresses":              replace(0, 5, rule(proto(0), accept())),
 		"other ports of the gateway":    replace(1, 4, rule(to(Gateway4), l4(unix.IPPROTO_TCP), accept())),
 		"UDP":                           replace(1, 13, rule(l4(unix.IPPROTO_UDP), accept())),
 		"ICMP":                          replace(1, 10, rule(l4(unix.IPPROTO_ICMPV6), accept())),
@@ -291,7 +327,7 @@ func TestCanaryNoticesALeak(t *testing.T) {
 		"the resolver's door is shut":   replace(1, 6, rule(proto(0), accept())),
 		"no answers":                    func(c []chain) []chain { c[3].rules = c[3].rules[3:]; return c },
 		"the resolver does not answer":  replace(3, 2, rule(proto(0), accept())),
-		"everything from the end, IPv6": replace(0, 6, rule(proto(unix.NFPROTO_IPV6), leased(), endOnly(), accept())),
+		"everything from the end, IPv6": replace(0, 7, rule(proto(unix.NFPROTO_IPV6), leased(), endOnly(), accept())),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRouter(t)
