@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/egress/authority"
 )
 
 // Config of the gate of one host.
@@ -39,6 +40,8 @@ type Config struct {
 	AllConnections int `yaml:"all_connections"`
 	// DialTimeout bounds the lookup and the dial of one connection.
 	DialTimeout time.Duration `yaml:"dial_timeout"`
+	// Listener, of tests: where the doors are instead of in the router.
+	Listener Listener `yaml:"-"`
 }
 
 // What becomes of traffic that cannot be recorded.
@@ -58,7 +61,7 @@ func (c *Config) Validate() error {
 		return err
 	}
 	switch {
-	case !filepath.IsAbs(c.Router):
+	case !filepath.IsAbs(c.Router) && c.Listener == nil:
 		return fmt.Errorf("router is %q, it must be the absolute path of a namespace", c.Router)
 	case c.Dir == "":
 		return errors.New("dir is empty; audit records that wait for the bus need a folder")
@@ -133,10 +136,14 @@ func addresses(name string, list []string) ([]netip.Addr, error) {
 }
 
 // static are the names of the configuration with their addresses.
-func (c *Config) static() (map[string][]netip.Addr, error) {
-	out := map[string][]netip.Addr{}
-	for _, name := range slices.Sorted(maps.Keys(c.Hosts)) {
-		list, err := addresses(name, c.Hosts[name])
+func (c *Config) static() (map[authority.Name][]netip.Addr, error) {
+	out := map[authority.Name][]netip.Addr{}
+	for _, text := range slices.Sorted(maps.Keys(c.Hosts)) {
+		name, err := authority.ParseStrict(text)
+		if err != nil {
+			return nil, fmt.Errorf("hosts: %w", err)
+		}
+		list, err := addresses(text, c.Hosts[text])
 		if err != nil {
 			return nil, err
 		}

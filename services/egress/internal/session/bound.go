@@ -44,8 +44,7 @@ type Bound struct {
 func newBound(t *Table, b *egressv1.Binding, addrs []netip.Addr) *Bound {
 	s := &Bound{t: t, binding: b, addrs: addrs, since: t.cfg.Boot()}
 	s.names.salt = b.GetSession().GetSession()
-	p, _ := t.cfg.Policies.Of(b)
-	s.policy.Store(p)
+	s.policy.Store(t.cfg.Policies.Of(b))
 	s.told.dirty.Store(true)
 	return s
 }
@@ -102,11 +101,10 @@ func (s *Bound) Open(req policy.Request, dec policy.Decision, reset func()) (Liv
 
 // admits says whether something may be opened now; the lock is held.
 func (s *Bound) admits(req policy.Request, dec policy.Decision) error {
-	_, known := s.t.cfg.Policies.Of(s.binding)
 	switch {
 	case s.ended:
 		return &Refusal{policy.NoIdentity, "the sandbox is not the session's any more"}
-	case !known:
+	case !s.t.cfg.Policies.Known():
 		return &Refusal{policy.NoPolicy, "the policies are not known yet"}
 	case s.t.leaseOver():
 		return &Refusal{policy.NoLease, "the host's lease has ended"}
@@ -153,7 +151,7 @@ func alike(a, b policy.Decision) bool {
 
 // refresh takes the policy that is in force and judges again what is open.
 func (s *Bound) refresh() {
-	p, _ := s.t.cfg.Policies.Of(s.binding)
+	p := s.t.cfg.Policies.Of(s.binding)
 	if p == s.policy.Load() {
 		return
 	}

@@ -49,7 +49,9 @@ type world struct {
 	notices chan []byte
 }
 
-func (w *world) Of(*egressv1.Binding) (*policy.Policy, bool) { return w.pol.Load(), w.known.Load() }
+func (w *world) Of(*egressv1.Binding) *policy.Policy { return w.pol.Load() }
+
+func (w *world) Known() bool { return w.known.Load() }
 
 func (w *world) Record(r *egressv1.Record) error {
 	w.mu.Lock()

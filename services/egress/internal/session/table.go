@@ -20,9 +20,10 @@ import (
 
 // Policies says what is in force.
 type Policies interface {
-	// Of is the policy of a session, and never nil. known is false while no policy could be read yet: then
-	// nothing leaves.
-	Of(*egressv1.Binding) (p *policy.Policy, known bool)
+	// Known is false while the policies could not be read yet: then nothing leaves.
+	Known() bool
+	// Of is the policy of a session, and never nil. It is the same value while nothing of it changed.
+	Of(*egressv1.Binding) *policy.Policy
 }
 
 // Audit keeps records. Its methods are safe for concurrent use.
@@ -133,7 +134,7 @@ func (t *Table) Lease(until time.Duration) { t.lease.Store(int64(until)) }
 
 // Closed says why nothing leaves now; empty: traffic is judged.
 func (t *Table) Closed() string {
-	if _, known := t.cfg.Policies.Of(&egressv1.Binding{}); !known {
+	if !t.cfg.Policies.Known() {
 		return "the policies are not known yet"
 	}
 	if t.leaseOver() {
