@@ -67,7 +67,11 @@ func Read(r io.Reader) (h Hello, raw []byte, err error) {
 		if kind != typeHandshake {
 			return Hello{}, raw, malformed("another record in the middle of it")
 		}
-		message = append(message, body...)
+		if message == nil {
+			message = body // mostly it is all; appending makes another
+		} else {
+			message = append(message[:len(message):len(message)], body...)
+		}
 		whole, err := messageSize(message, messageClientHello)
 		if err != nil {
 			return Hello{}, raw, err

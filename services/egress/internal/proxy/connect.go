@@ -48,9 +48,9 @@ func (f *flow) connect(ctx context.Context) {
 	f.head = rest
 	switch {
 	case errors.Is(err, errHosts):
-		f.deny(refusal{protocol: policy.TLS, decision: policy.Decision{Reason: policy.Mismatch}, text: err.Error()})
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Mismatch), text: err.Error()})
 	case errors.Is(err, errMalformed):
-		f.deny(refusal{protocol: policy.TLS, decision: policy.Decision{Reason: policy.Malformed}, status: http.StatusBadRequest, text: err.Error()})
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Malformed), status: http.StatusBadRequest, text: err.Error()})
 	case err != nil: // it went again, or was too slow
 	default:
 		f.connectTo(ctx, target)
@@ -60,7 +60,7 @@ func (f *flow) connect(ctx context.Context) {
 func (f *flow) connectTo(ctx context.Context, target string) {
 	var err error
 	if f.name, f.port, err = authority.SplitHostPort(target); err != nil {
-		f.deny(refusal{protocol: policy.TLS, decision: policy.Decision{Reason: nameReason(err)}, text: err.Error()})
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(nameReason(err)), text: err.Error()})
 		return
 	}
 	f.greet = func() error {

@@ -35,7 +35,8 @@ import (
 type sandbox struct {
 	binding *egressv1.Binding
 	policy  atomic.Pointer[policy.Policy]
-	most    int64 // bytes that may move; 0: all
+	asked   chan struct{} // gets one for each time that the policy was asked for
+	most    int64         // bytes that may move; 0: all
 
 	mu      sync.Mutex
 	names   map[netip.Addr]authority.Name
@@ -55,7 +56,14 @@ type live struct {
 }
 
 func (s *sandbox) Binding() *egressv1.Binding { return s.binding }
-func (s *sandbox) Policy() *policy.Policy     { return s.policy.Load() }
+
+func (s *sandbox) Policy() *policy.Policy {
+	select {
+	case s.asked <- struct{}{}:
+	default:
+	}
+	return s.policy.Load()
+}
 
 func (s *sandbox) NameOf(a netip.Addr) (authority.Name, bool) {
 	s.mu.Lock()
@@ -321,7 +329,7 @@ func open(t testing.TB, doc string, limits Limits) *gate {
 	t.Helper()
 	g := &gate{t: t, world: &world{hosts: map[authority.Name]string{}}, pages: &pages{served: make(chan web.Conn, 100)},
 		minted: newCA(t, "minted"), public: newCA(t, "public"), at: map[authority.Name]netip.AddrPort{}}
-	g.box = &sandbox{binding: &egressv1.Binding{Sandbox: "box"}, names: map[netip.Addr]authority.Name{}, lives: map[*live]bool{}, changed: make(chan struct{})}
+	g.box = &sandbox{asked: make(chan struct{}, 100), binding: &egressv1.Binding{Sandbox: "box"}, names: map[netip.Addr]authority.Name{}, lives: map[*live]bool{}, changed: make(chan struct{})}
 	g.home = &house{in: map[netip.Addr]*sandbox{netip.MustParseAddr("127.0.0.1"): g.box, netip.MustParseAddr("::1"): g.box}}
 	g.Proxy = New(Config{Sessions: g.home, Dialer: g.world, Minter: g.minted, Web: g.pages, Limits: limits,
 		Denial: func(r policy.Request, d policy.Decision, text, _ string) (int, string, []byte) {

@@ -58,17 +58,17 @@ func (f *flow) transparent(ctx context.Context) {
 	}
 	if !ok {
 		f.asked = to.Addr().String()
-		f.deny(refusal{protocol: policy.TCP, decision: policy.Decision{Reason: policy.Literal}})
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Literal)})
 		return
 	}
 	f.run(ctx)
 }
 
-// run takes a connection whose name and port are known.
+// run takes a connection whose name and port are known. What it needs is asked again once something was read:
+// a client may have taken its time.
 func (f *flow) run(ctx context.Context) {
-	rules := f.session.Policy()
-	plain, plainBy := rules.Need(f.name, f.port, false)
-	sealed, sealedBy := rules.Need(f.name, f.port, true)
+	plain, plainBy := f.need(false)
+	sealed, sealedBy := f.need(true)
 	never := plain == policy.Refuse && sealed == policy.Refuse
 	wait := f.Limits.First
 	switch {
@@ -89,17 +89,32 @@ func (f *flow) run(ctx context.Context) {
 	case err != nil && never:
 		f.deny(f.never(plainBy, sealedBy))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Malformed, sealedBy), text: "the client sent nothing"})
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Malformed), text: "the client sent nothing"})
 	case err != nil: // it went again, as clients do that try two addresses
 	case first == hello.First:
-		f.tls(ctx, sealed, sealedBy)
-	case plain == policy.Raw:
-		f.raw(ctx, plainBy)
-	case (plain == policy.Intercept || plain == policy.Refuse) && first >= 'A' && first <= 'Z':
-		f.web(ctx, &replay{Conn: f.client, head: f.head}, false, "") // it judges each request, and can say why not
+		f.tls(ctx)
 	default:
-		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Protocols, plainBy)})
+		f.open(ctx, first)
 	}
+}
+
+// open takes a connection that is not of TLS.
+func (f *flow) open(ctx context.Context, first byte) {
+	switch need, by := f.need(false); {
+	case need == policy.Raw:
+		f.raw(ctx, by)
+	case first >= 'A' && first <= 'Z':
+		f.web(ctx, &replay{Conn: f.client, head: f.head}, false, "") // it judges each request, and can say why not
+	case need == policy.Refuse:
+		f.deny(refusal{protocol: policy.TCP, decision: by})
+	default:
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Protocols)})
+	}
+}
+
+// need is what the connection takes under the policy as it is now.
+func (f *flow) need(tls bool) (policy.Need, policy.Decision) {
+	return f.session.Policy().Need(f.name, f.port, tls)
 }
 
 // never is the refusal of what neither TLS nor anything else may reach.
@@ -110,9 +125,10 @@ func (f *flow) never(plain, sealed policy.Decision) refusal {
 	return refusal{protocol: policy.TLS, decision: sealed}
 }
 
-// own is a decision of the gate itself under the policy that decided by.
-func (f *flow) own(r policy.Reason, by policy.Decision) policy.Decision {
-	return policy.Decision{Reason: r, Generation: by.Generation, Ask: by.Ask}
+// own is a decision of the gate itself.
+func (f *flow) own(r policy.Reason) policy.Decision {
+	p := f.session.Policy()
+	return policy.Decision{Reason: r, Generation: p.Generation(), Ask: p.Ask()}
 }
 
 // welcome tells the client, once, that it may go on.

@@ -51,7 +51,7 @@ func (f *flow) reach(ctx context.Context, protocol policy.Protocol, by policy.De
 		}
 		l.live.Close()
 		f.explain = nil
-		f.deny(refusal{protocol: protocol, decision: f.own(l.why(), by), verdict: egressv1.Verdict_VERDICT_RESET})
+		f.deny(refusal{protocol: protocol, decision: f.own(l.why()), verdict: egressv1.Verdict_VERDICT_RESET})
 	case err != nil:
 		l.live.Close()
 		f.deny(l.refused(err, policy.Unreachable, egressv1.Verdict_VERDICT_FAILED))
@@ -65,7 +65,7 @@ func (f *flow) reach(ctx context.Context, protocol policy.Protocol, by policy.De
 
 // refused is how an error of Open or Dial is recorded. A private address is a refusal, not a failure.
 func (l *link) refused(err error, without policy.Reason, v egressv1.Verdict) refusal {
-	d := l.own(without, l.decision)
+	d := l.own(without)
 	d.Rule, d.Layer = l.decision.Rule, l.decision.Layer
 	text := ""
 	if r := (*session.Refusal)(nil); errors.As(err, &r) {

@@ -2,9 +2,10 @@
 // SOCKS5. It guarantees that whose a connection is follows from where it came from and from nothing that was
 // said on it; that nothing is dialled before the name, the port and, with TLS, the SNI were judged as one and
 // the connection is registered; that the name which was judged is the name which is dialled; that every
-// connection leaves one record; and that each is bounded in time, and all of them in number. What is refused
-// is reset, or told why where the door has words for it. The bytes of a connection that is passed through are
-// moved by the kernel and never looked at; while nothing moves it holds no buffer.
+// connection by which something was asked for leaves one record, here or of each request in the engine; and
+// that each is bounded in time, and all of them in number. What is refused is reset, or told why where the
+// door has words for it. The bytes of a connection that is passed through are moved by the kernel and never
+// looked at, but for a second TLS hello; while nothing moves it holds no buffer.
 package proxy
 
 import (
@@ -210,7 +211,7 @@ func (p *Proxy) one(ctx context.Context, c net.Conn, door string, come func(*flo
 		p.tooMany.Add(1)
 		at, _ := address(c.LocalAddr())
 		f.port, f.asked = at.Port(), at.Addr().String()
-		f.deny(refusal{protocol: policy.TCP, decision: policy.Decision{Reason: policy.Rate}, text: "the sandbox has too many connections open"})
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Rate), text: "the sandbox has too many connections open"})
 		return
 	}
 	defer p.leave(sandbox)

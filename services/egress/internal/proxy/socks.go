@@ -37,7 +37,7 @@ var errSOCKS = errors.New("this is no SOCKS5")
 // socks reads one SOCKS5 request.
 func (f *flow) socks(ctx context.Context) {
 	_ = f.client.SetReadDeadline(time.Now().Add(f.Limits.First))
-	malformed := refusal{protocol: policy.TCP, decision: policy.Decision{Reason: policy.Malformed}, text: errSOCKS.Error()}
+	malformed := refusal{protocol: policy.TCP, decision: f.own(policy.Malformed), text: errSOCKS.Error()}
 	method, err := readGreeting(f.client)
 	if err != nil {
 		if errors.Is(err, errSOCKS) {
@@ -80,7 +80,7 @@ func (f *flow) socksTo(ctx context.Context, ask socksAsk) {
 		f.name, err = authority.Parse(ask.name)
 	}
 	if err != nil {
-		f.deny(refusal{protocol: policy.TCP, decision: policy.Decision{Reason: nameReason(err)}, text: err.Error()})
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(nameReason(err)), text: err.Error()})
 		return
 	}
 	f.greet = func() error {

@@ -15,8 +15,8 @@ import (
 )
 
 // tls takes a connection whose first byte was TLS's.
-func (f *flow) tls(ctx context.Context, need policy.Need, by policy.Decision) {
-	switch need {
+func (f *flow) tls(ctx context.Context) {
+	switch need, by := f.need(true); need {
 	case policy.Refuse:
 		f.deny(refusal{protocol: policy.TLS, decision: by})
 		return
@@ -27,22 +27,23 @@ func (f *flow) tls(ctx context.Context, need policy.Need, by policy.Decision) {
 	h, raw, err := hello.Read(&replay{Conn: f.client, head: f.head})
 	f.head = raw
 	if err != nil {
-		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Malformed, by), text: "the TLS hello could not be read"})
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Malformed), text: "the TLS hello could not be read"})
 		return
 	}
 	if r := f.names(h); r != "" {
-		f.deny(refusal{protocol: policy.TLS, decision: f.own(r, by)})
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(r)})
 		return
 	}
-	if need == policy.Intercept {
-		f.intercept(ctx, by)
-		return
+	switch need, by := f.need(true); {
+	case need == policy.Intercept:
+		f.intercept(ctx)
+	case need == policy.Pass && h.Hidden: // what is inside may be for another host, and nobody here can see it
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Hidden)})
+	case need == policy.Pass:
+		f.pass(ctx, by)
+	default: // another policy since the first byte
+		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Revoked)})
 	}
-	if h.Hidden { // what is inside may be for another host, and nobody here can see it
-		f.deny(refusal{protocol: policy.TLS, decision: f.own(policy.Hidden, by)})
-		return
-	}
-	f.pass(ctx, by)
 }
 
 // names holds what a hello says against the name that the connection is for; empty: they are one. Case alone
@@ -136,11 +137,11 @@ var errGaveUp = errors.New("the client gave up")
 // that is hidden does not matter here: the gate offers no ECH, so that a client which only pretends goes on,
 // and one that means it gets no further than the outer name, which was checked. There are no session
 // tickets: one name's could open another's.
-func (f *flow) intercept(ctx context.Context, by policy.Decision) {
+func (f *flow) intercept(ctx context.Context) {
 	leaf, err := f.Minter.Leaf(f.name)
 	if err != nil {
 		f.Log.Error("a certificate could not be made", "error", err)
-		f.deny(refusal{protocol: policy.HTTPS, decision: f.own(policy.Certificate, by), verdict: egressv1.Verdict_VERDICT_FAILED})
+		f.deny(refusal{protocol: policy.HTTPS, decision: f.own(policy.Certificate), verdict: egressv1.Verdict_VERDICT_FAILED})
 		return
 	}
 	conn := tls.Server(&replay{Conn: f.client, head: f.head}, &tls.Config{
@@ -159,7 +160,7 @@ func (f *flow) intercept(ctx context.Context, by policy.Decision) {
 		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" { // mostly it does not trust the cell's root
 			reason = policy.Certificate
 		}
-		f.deny(refusal{protocol: policy.HTTPS, decision: f.own(reason, by), verdict: egressv1.Verdict_VERDICT_FAILED})
+		f.deny(refusal{protocol: policy.HTTPS, decision: f.own(reason), verdict: egressv1.Verdict_VERDICT_FAILED})
 		return
 	}
 	f.web(ctx, conn, true, conn.ConnectionState().NegotiatedProtocol)

@@ -240,3 +240,49 @@ func TestRefusedTLSIsResetAtOnce(t *testing.T) {
 	}
 	g.recorded(1, egressv1.Verdict_VERDICT_DENIED, policy.NoRule)
 }
+
+// TestPolicyThatChangesBeforeTheHelloIsComplete: what holds when it is complete decides.
+func TestPolicyThatChangesBeforeTheHelloIsComplete(t *testing.T) {
+	for how, doc := range map[string]string{
+		"opened":  "rules: [{name: x, allow: {hosts: [open.example.com], ports: [PORT], protocol: https, methods: [GET]}}]",
+		"refused": "rules: []",
+		"raw":     "rules: [{name: x, allow: {hosts: [open.example.com], ports: [PORT], protocol: tcp}}]",
+	} {
+		g := open(t, standard, Limits{})
+		g.secure("open.example.com", &tls.Config{}, echo)
+		c := &slowHello{Conn: g.direct("open.example.com"), asked: g.box.asked, then: func() { g.box.set(parse(t, g.doc(doc))) }}
+		s := tls.Client(c, &tls.Config{ServerName: "open.example.com", RootCAs: g.minted.pool})
+		if err := s.Handshake(); (err == nil) != (how == "opened") {
+			t.Errorf("%s: %v", how, err)
+		}
+		if d := g.world.dialled(); len(d) > 0 {
+			t.Errorf("%s: dialled %v", how, d)
+		}
+		if how != "opened" {
+			g.recorded(1, egressv1.Verdict_VERDICT_DENIED, policy.Revoked)
+		}
+	}
+}
+
+// slowHello does something after the first bytes of the hello, once the gate has read them.
+type slowHello struct {
+	net.Conn
+	asked <-chan struct{}
+	then  func()
+}
+
+func (s *slowHello) Write(b []byte) (int, error) {
+	if s.then == nil {
+		return s.Conn.Write(b)
+	}
+	if _, err := s.Conn.Write(b[:10]); err != nil {
+		return 0, err
+	}
+	for range 3 { // what it needs: before the first byte, plain or TLS, and after it
+		<-s.asked
+	}
+	s.then()
+	s.then = nil
+	n, err := s.Conn.Write(b[10:])
+	return n + 10, err
+}
