@@ -65,8 +65,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("router is %q, it must be the absolute path of a namespace", c.Router)
 	case c.Dir == "":
 		return errors.New("dir is empty; audit records that wait for the bus need a folder")
-	case c.SpoolBytes < 1<<20:
-		return fmt.Errorf("spool_bytes is %d, it must be at least 1 MiB", c.SpoolBytes)
+	case c.SpoolBytes < 256<<10:
+		return fmt.Errorf("spool_bytes is %d, it must be at least 256 KiB", c.SpoolBytes)
 	case c.WhenFull != refuse && c.WhenFull != allow:
 		return fmt.Errorf("when_full is %q, it must be refuse or allow", c.WhenFull)
 	case c.MaxConnections < 1 || c.AllConnections < c.MaxConnections:

@@ -63,6 +63,9 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := g.build(inner); err != nil {
+		if g.spool != nil {
+			g.spool.Close()
+		}
 		return err
 	}
 	defer g.m.close()

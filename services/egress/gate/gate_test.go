@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -121,6 +122,41 @@ func TestPolicyIsInForceWithinASecond(t *testing.T) {
 	}
 }
 
+// What was applied while the connection to the bus was lost is in force once it is back; until then what was
+// last known holds.
+func TestWatchIsBegunAnewAfterALostConnection(t *testing.T) {
+	w := newWorld(t)
+	gen := w.apply(w.rule("api.example.com", ""), 0)
+	conn := bustest.Connect(t, w.bus, subjects.Gate("h1"))
+	p := newPolicies(conn, bustest.Log(t))
+	p.changed, p.applied = func() { p.Of(binding(1)) }, func(time.Duration) {}
+	if p.Known() {
+		t.Error("the policies are known before they were read")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); p.follow(ctx) }()
+	defer func() { cancel(); <-done }()
+	of := func() uint64 { return p.Of(binding(1)).Generation() }
+	eventually(t, "the policy is known", func() bool { return of() == gen })
+	for range 5 {
+		must(t, conn.NATS().ForceReconnect())
+		gen = w.apply(w.rule("other.example.com", ""), gen)
+		if of() == 0 {
+			t.Error("the last known policy does not hold")
+		}
+		eventually(t, "the later policy is known", func() bool { return of() == gen })
+	}
+	same := p.Of(binding(1))
+	_, err := bus.Invoke[*egressv1.ApplyReply](bustest.Context(t), w.op, "egress", "apply",
+		&egressv1.ApplyRequest{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_TENANT, Name: "another"}, Document: []byte("rules: []")})
+	must(t, err)
+	eventually(t, "another tenant's policy is known", func() bool { _, n, _ := p.state(); return n == 2 })
+	if p.Of(binding(1)) != same || len(p.merged) != 1 {
+		t.Error("a policy of another tenant is a change for this one")
+	}
+}
+
 func TestRemovedPolicyLetsNothingOut(t *testing.T) {
 	w := newWorld(t)
 	gen := w.apply(w.rule("api.example.com", ""), 0)
@@ -219,7 +255,7 @@ func TestRestartedGateTakesUpWithTheNextSync(t *testing.T) {
 // While the bus is away traffic goes on by the last known policies and records wait; when there is no more
 // room nothing leaves.
 func TestBusAwayFillsTheSpoolAndThenRefuses(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.SpoolBytes = 1 << 20 })
+	w := newWorld(t, func(c *Config) { c.SpoolBytes = 256 << 10 })
 	w.apply(w.rule("api.example.com", ""), 0)
 	w.sync(time.Hour, binding(1))
 	eventually(t, "the host is reached", func() bool { return w.reaches(1, "api.example.com") })

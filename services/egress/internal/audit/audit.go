@@ -1,7 +1,7 @@
 // Package audit keeps the audit records of a gate until they are on the bus. It guarantees that a record which
 // Record took is written to a file before Record returns, so that it outlives the process, and synced within a
 // tenth of a second, so that it outlives the machine but for that time; that it goes to the bus at least once,
-// with its own id, and in order; that the files never grow over their bound, and no session fills more of them
+// with its own id, and in order; that what is open when the process dies is recorded by the next one; that the files never grow over their bound, and no session fills more of them
 // than its share while others need room; and that a record which cannot be kept is refused, not forgotten.
 package audit
 
@@ -63,10 +63,11 @@ type Spool struct {
 	dirty    bool
 	broken   error // the disk failed
 
-	poke chan struct{}
-	mark *os.File
-	lost atomic.Uint64
-	sent atomic.Uint64
+	poke    chan struct{}
+	mark    *os.File
+	journal *journal
+	lost    atomic.Uint64
+	sent    atomic.Uint64
 }
 
 // Open opens the spool of a folder, with what an earlier process left there. Run sends it.
@@ -79,10 +80,16 @@ func Open(cfg Config, to Publisher) (*Spool, error) {
 	if s.mark, err = os.OpenFile(filepath.Join(cfg.Dir, markFile), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("open audit spool: %w", err)
 	}
-	if err := s.load(); err != nil {
+	err = s.load()
+	var left []*egressv1.Record
+	if err == nil {
+		s.journal, left, err = openJournal(cfg.Dir)
+	}
+	if err != nil {
 		s.Close()
 		return nil, fmt.Errorf("open audit spool: %w", err)
 	}
+	s.takeOver(left)
 	return s, nil
 }
 
@@ -315,6 +322,9 @@ func (s *Spool) Close() {
 		_ = g.file.Close()
 	}
 	_ = s.mark.Close()
+	if s.journal != nil {
+		_ = s.journal.file.Close()
+	}
 }
 
 // subjectOf is where a record goes.

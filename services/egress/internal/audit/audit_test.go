@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -129,6 +130,47 @@ func TestRecordsOfAKilledGateAreSentOnce(t *testing.T) {
 	}
 	if n := third.Sent(); n != 50 {
 		t.Errorf("%d were sent after the restart, 50 had waited", n)
+	}
+}
+
+// A gate that is killed while connections are open leaves a record of each, and of no other.
+func TestWhatWasOpenWhenTheGateDiedIsRecorded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir, 1<<20, away{})
+	ends := map[int]func(){}
+	for i := range 50 {
+		r := record(key(1), i)
+		r.Path = "/" + strings.Repeat("x", i*60) // some do not fit with their path
+		end, err := s.Begin(r)
+		must(t, err)
+		ends[i] = end
+	}
+	for i := range 30 {
+		ends[i]()
+		ends[i]()
+	}
+	again, err := s.Begin(record(key(1), 99)) // in a slot that was used before
+	must(t, err)
+	defer again()
+	// Killed.
+	next := open(t, dir, 1<<20, away{})
+	got := map[string]bool{}
+	for _, g := range next.segments {
+		for at := int64(0); at < g.size; {
+			body, after, err := readFrame(g.file, at, g.size)
+			must(t, err)
+			var r egressv1.Record
+			must(t, proto.Unmarshal(body, &r))
+			got[r.GetId()], at = true, after
+		}
+	}
+	if len(got) != 21 || !got[record(key(1), 99).GetId()] || got[record(key(1), 29).GetId()] {
+		t.Errorf("%d are recorded, 21 were open", len(got))
+	}
+	next.Close()
+	if third := open(t, dir, 1<<20, away{}); third.Waiting() != next.Waiting() {
+		t.Error("they are recorded once more")
 	}
 }
 

@@ -58,6 +58,7 @@ func (w *world) Record(r *egressv1.Record) error {
 }
 
 func (*world) Ready(string) error                                            { return nil }
+func (*world) Begin(*egressv1.Record) (func(), error)                        { return func() {}, nil }
 func (*world) Event(string, *egressv1.Event)                                 {}
 func (*world) Notice(context.Context, *egressv1.Binding, []byte) (err error) { return nil }
 

@@ -69,6 +69,7 @@ type live struct {
 	dec   policy.Decision
 	use   *use
 	reset func()
+	ended func()       // of the audit log
 	state atomic.Int32 // 0 open, 1 reset, 2 closed
 	why   atomic.Pointer[Refusal]
 }
@@ -89,6 +90,11 @@ func (s *Bound) Open(req policy.Request, dec policy.Decision, reset func()) (Liv
 	if err != nil {
 		s.t.open.Add(-1)
 		return nil, err
+	}
+	if l.ended, err = s.t.cfg.Audit.Begin(s.unfinished(req, dec)); err != nil {
+		use.release()
+		s.t.open.Add(-1)
+		return nil, &Refusal{policy.AuditAway, "it could not be recorded, so it is not let out"}
 	}
 	l.use = use
 	if s.live == nil {
@@ -231,4 +237,5 @@ func (l *live) Close() {
 	l.s.names.hold(l.req.Name, -1)
 	l.use.release()
 	l.s.t.open.Add(-1)
+	l.ended()
 }

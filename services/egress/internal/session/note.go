@@ -90,6 +90,14 @@ func (s *Bound) fill(r *egressv1.Record, now time.Time) {
 	r.Authority, r.Path, r.Method = short(r.GetAuthority(), 260), short(r.GetPath(), 2048), short(r.GetMethod(), 32)
 }
 
+// unfinished is the record of something that is open, should the gate die before it has another.
+func (s *Bound) unfinished(req policy.Request, dec policy.Decision) *egressv1.Record {
+	r := &egressv1.Record{Protocol: string(req.Protocol), Authority: string(req.Name), Port: uint32(req.Port), Method: req.Method, Path: req.Path,
+		Verdict: egressv1.Verdict_VERDICT_RESET, Rule: dec.Rule, Layer: dec.Layer, PolicyGeneration: dec.Generation, Reason: string(policy.AuditAway), Reported: dec.Reported}
+	s.fill(r, s.t.cfg.Now())
+	return r
+}
+
 // short bounds what a sandbox chose, and keeps it valid text.
 func short(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")

@@ -41,6 +41,7 @@ type world struct {
 	known atomic.Bool
 	boot  atomic.Int64
 	now   atomic.Int64
+	begun atomic.Int64
 
 	mu      sync.Mutex
 	full    error
@@ -66,6 +67,11 @@ func (w *world) Ready(string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.full
+}
+
+func (w *world) Begin(*egressv1.Record) (func(), error) {
+	w.begun.Add(1)
+	return func() { w.begun.Add(-1) }, nil
 }
 
 func (w *world) Event(_ string, e *egressv1.Event) {
@@ -562,7 +568,7 @@ func TestManyThingsAtOnce(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	if f := w.Figures(); f.Open != 0 || f.Sessions != 4 {
+	if f := w.Figures(); f.Open != 0 || f.Sessions != 4 || w.begun.Load() != 0 {
 		t.Errorf("%+v", f)
 	}
 }

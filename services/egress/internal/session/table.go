@@ -32,6 +32,8 @@ type Audit interface {
 	Record(*egressv1.Record) error
 	// Ready says why a record of a session might not be kept now.
 	Ready(session string) error
+	// Begin notes that something is open, until end is called: if the gate dies before, r is its record.
+	Begin(r *egressv1.Record) (end func(), err error)
 }
 
 // Outlet tells others. Its methods are safe for concurrent use.
@@ -299,6 +301,7 @@ const tickEvery = 100 * time.Millisecond
 func (t *Table) Run(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	closed := t.Closed()
 	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
@@ -308,8 +311,12 @@ func (t *Table) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		over := t.leaseOver()
+		over, was := t.leaseOver(), closed
+		closed = t.Closed()
 		for _, s := range t.Sessions() {
+			if was != closed {
+				s.told.dirty.Store(true)
+			}
 			if over {
 				s.resetAll(policy.NoLease)
 			}
