@@ -81,6 +81,7 @@ func (s *suite) overLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	sb, k := s.onDisk(t, d, s.spec(t, 1, 1))
 	for n, plant := range [][][2]string{
 		{{outside + "/resolv.conf", resolvConf}, {outside, "/etc/ssl"}},
 		{{"../../../../../../../.." + outside + "/resolv.conf", resolvConf}, {"../../../../../.." + outside, "/etc/ssl"}},
@@ -89,7 +90,6 @@ func (s *suite) overLinks(t *testing.T) {
 		{{"/proc/self/environ", resolvConf}, {"/dev", "/etc/ssl"}},
 		{{"changed", resolvConf}, {"../var/ssl", "/etc/ssl"}},
 	} {
-		sb, k := s.onDisk(t, d, s.spec(t, 1, uint64(2*n+1)))
 		for _, p := range plant {
 			_, _ = k.Do("remove", p[1])
 			k.must(t, "symlink", p[0], p[1])
@@ -98,34 +98,38 @@ func (s *suite) overLinks(t *testing.T) {
 		spec := s.spec(t, 1, uint64(2*n+2))
 		withOver(t, &spec)
 		sb, k = s.onDisk(t, d, spec)
-		if got := k.must(t, "read", "/etc/changed"); got != overText {
-			t.Errorf("%v: /etc/changed says %q", plant, got)
-		}
-		if got, err := k.Do("read", resolvConf); err == nil && got != overText && got != "" && !strings.Contains(got, "=") {
-			t.Errorf("%v: %s says %q", plant, resolvConf, got)
-		}
-		for _, p := range plant {
-			if got, err := k.Do("link", p[1]); err == nil && got != p[0] {
-				t.Errorf("%v: the link leads to %q", plant, got)
-			}
-		}
-		for _, name := range []string{"cert.pem", "resolv.conf"} {
-			if b, err := os.ReadFile(filepath.Join(outside, name)); err != nil || string(b) != "host" {
-				t.Errorf("%v: outside: %q, %v", plant, b, err)
-			}
-		}
-		if m := hostMounts(t, overName); len(m) > 0 {
-			t.Errorf("%v: mounted on the host: %v", plant, m)
-		}
+		s.coveredOnly(t, k, plant, outside)
 		s.stop(t, d, sb)
-		sb, k = s.onDisk(t, d, s.spec(t, 1, uint64(2*n+100)))
+		sb, k = s.onDisk(t, d, s.spec(t, 1, uint64(2*n+3)))
 		for _, p := range plant {
 			if got := k.must(t, "link", p[1]); got != p[0] {
 				t.Errorf("%v: on the disk the link leads to %q", plant, got)
 			}
-			k.must(t, "remove", p[1])
 		}
-		s.stop(t, d, sb)
+	}
+}
+
+// coveredOnly looks at a sandbox on whose disk links were planted, and at what lies outside.
+func (s *suite) coveredOnly(t *testing.T, k *Talk, plant [][2]string, outside string) {
+	t.Helper()
+	if got := k.must(t, "read", "/etc/changed"); got != overText {
+		t.Errorf("%v: /etc/changed says %q", plant, got)
+	}
+	if got, err := k.Do("read", resolvConf); err == nil && got != overText && got != "" && !strings.Contains(got, "=") {
+		t.Errorf("%v: %s says %q", plant, resolvConf, got)
+	}
+	for _, p := range plant {
+		if got, err := k.Do("link", p[1]); err == nil && got != p[0] {
+			t.Errorf("%v: the link leads to %q", plant, got)
+		}
+	}
+	for _, name := range []string{"cert.pem", "resolv.conf"} {
+		if b, err := os.ReadFile(filepath.Join(outside, name)); err != nil || string(b) != "host" {
+			t.Errorf("%v: outside: %q, %v", plant, b, err)
+		}
+	}
+	if m := hostMounts(t, overName); len(m) > 0 {
+		t.Errorf("%v: mounted on the host: %v", plant, m)
 	}
 }
 
