@@ -66,6 +66,7 @@ var (
 	ErrRefused         = OfKind(errkind.Refused)         // plan or policy says no; the reason is for the user
 	ErrNotFound        = OfKind(errkind.NotFound)        // no such session, file or process
 	ErrExists          = OfKind(errkind.Exists)          // it exists already
+	ErrConflict        = OfKind(errkind.Conflict)        // somebody else changed it first
 	ErrBusy            = OfKind(errkind.Busy)            // in use; may be free later
 	ErrDeadline        = OfKind(errkind.Deadline)        // time ran out; whether it took effect is unknown
 	ErrUnavailable     = OfKind(errkind.Unavailable)     // a needed part cannot be reached

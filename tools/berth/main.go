@@ -29,6 +29,7 @@ type cli struct {
 	Exec       execCmd       `cmd:"" help:"Run a command in a session, which is opened (or joined) first."`
 	Cp         cpCmd         `cmd:"" help:"Copy files and directories to and from a session."`
 	Disk       diskCmd       `cmd:"" help:"Snapshots of a session's disk: list, restore, verify, grow, export, import."`
+	Audit      auditCmd      `cmd:"" help:"The audit log: what a session's sandbox was let reach."`
 	Tail       tailCmd       `cmd:"" help:"Follow what happens to sessions."`
 	Host       hostCmd       `cmd:"" help:"Hosts of the platform."`
 	Pool       poolCmd       `cmd:"" help:"Pools of warm sandboxes: declare, show and end them."`

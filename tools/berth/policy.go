@@ -11,7 +11,8 @@ import (
 )
 
 type policyCmd struct {
-	Tier policyTierCmd `cmd:"" help:"The policy that chooses the isolation tier by risk."`
+	Tier   policyTierCmd   `cmd:"" help:"The policy that chooses the isolation tier by risk."`
+	Egress policyEgressCmd `cmd:"" help:"The policies that say what may leave a sandbox."`
 }
 
 type policyTierCmd struct {

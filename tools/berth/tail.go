@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
@@ -24,6 +25,7 @@ type tailCmd struct {
 	Event    string        `help:"Only events of this name." placeholder:"NAME"`
 	Hosts    bool          `help:"Events of hosts instead of those of sessions."`
 	Pools    bool          `help:"Events of pools of warm sandboxes instead of those of sessions."`
+	Audit    bool          `help:"The audit log instead: who asked for what, what was let out, issued and revoked."`
 	Since    time.Duration `help:"Begin with the stored events of so long ago, for example 10m." placeholder:"DURATION"`
 	NoFollow bool          `help:"End after the stored events; needs --since."`
 	Client   string        `help:"A frontend's bus login instead of the operator's: it sees its tenant, from now on." placeholder:"NAME" env:"BERTH_CLIENT"`
@@ -48,6 +50,9 @@ func (c *tailCmd) Run(a *app) error {
 			return usage("%q is not the beginning of a session key", c.Session)
 		}
 		whole = "" // filtered here
+	}
+	if c.Audit {
+		return c.tailAudit(a, whole)
 	}
 	cl, err := c.connect(a)
 	if err != nil {
@@ -145,6 +150,7 @@ var eventColour = map[string]string{
 	"restoring": "33", "saved": "32", "rewound": "35", "erased": "90", "unsaved": "31",
 	"expiring": "35", "expire": "35", "failed": "31", "displaced": "31", "unplaceable": "31", "refused": "31", "quota": "31", "oom": "31", "exited": "31",
 	"filled": "32", "claimed": "33", "exhausted": "35", "unhealthy": "31",
+	"denied": "31", "allowed": "32",
 	"joined": "32", "lost": "31", "draining": "35", "drained": "34", "removed": "90",
 }
 
@@ -178,6 +184,8 @@ func eventText(e sdk.Event) string {
 		return hostText(b)
 	case *identityv1.Attached:
 		return attachedText(b)
+	case *egressv1.Event:
+		return deniedText(b)
 	case *lifecyclev1.Resume:
 		return "wake asked for with " + b.GetTerms().GetTemplate() + ", " + word(b.GetTerms().GetTier(), "TIER_")
 	case *lifecyclev1.Refused:
@@ -194,6 +202,18 @@ func eventText(e sdk.Event) string {
 		return fmt.Sprintf("%s, %s, %s of its pool are free", count(int(b.GetSandboxes()), "sandbox", "sandboxes"), count(int(b.GetDisks()), "disk", "disks"), bytesWord(b.GetDiskFreeBytes()))
 	}
 	return ""
+}
+
+// deniedText is the gate's sentence, and by which record an operator may allow it.
+func deniedText(b *egressv1.Event) string {
+	text := b.GetText()
+	if b.GetTimes() > 1 {
+		text += fmt.Sprintf(" (%d times)", b.GetTimes())
+	}
+	if b.GetWhat() == "denied" && b.GetRecord() != "" {
+		text += " [record " + b.GetRecord() + "]"
+	}
+	return text
 }
 
 // hostEventText says what became of a host.

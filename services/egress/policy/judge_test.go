@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,7 +92,7 @@ func TestReplaySaysWhatWouldChange(t *testing.T) {
 		record("s1", "tls", "a.test", 443, "", "allowed", 0), record("s1", "https", "open.test", 443, "", "allowed", 0), record("s1", "websocket", "a.test", 443, "GET /v1/ws", "allowed", 0),
 		record("s1", "https", "127.0.0.1", 443, "", "literal", 0), record("s1", "https", "a.test", 443, "GET /v1/..%2f", "malformed", 0), record("s1", "ftp", "a.test", 21, "", "allowed", 0),
 	}
-	got := Replay(records, func(*egressv1.Record) *Policy { return p })
+	got := Replay(slices.Values(records), func(*egressv1.Record) *Policy { return p })
 	text := fmt.Sprintf("%d %d %d %d\n", got.Records, got.Times, got.Same, got.Unknown)
 	for _, c := range got.Changed {
 		text += fmt.Sprintf("%s was %v, now %v %s by %q, %d of %d\n", c.Request(), c.Was, c.Now, c.Reason, c.Rule, c.Times, c.Sessions)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/berth-dev/berth/services/egress/authority"
@@ -47,11 +48,11 @@ func (t Turn) Request() Request {
 var judged = []Reason{NoPolicy, NoRule, DeniedRule, BadPort, BadMethod, BadPath, Protocols}
 
 // Replay asks what would be judged otherwise. policyOf is the policy of a record's session.
-func Replay(records []*egressv1.Record, policyOf func(*egressv1.Record) *Policy) Replayed {
+func Replay(records iter.Seq[*egressv1.Record], policyOf func(*egressv1.Record) *Policy) Replayed {
 	out := Replayed{Changed: []Turn{}}
 	at := map[Turn]*Turn{}
 	sessions := map[Turn]map[string]bool{}
-	for _, r := range records {
+	for r := range records {
 		times := max(1, r.GetTimes())
 		out.Records++
 		out.Times += times
