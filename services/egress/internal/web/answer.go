@@ -188,7 +188,8 @@ func (x *exchange) answer(resp *http.Response) *session.Refusal {
 	}
 	x.status = resp.StatusCode
 	x.w.WriteHeader(resp.StatusCode)
-	if no := x.download(resp.Body); no != nil {
+	// Where nothing follows, the head is the end of it, which gRPC needs.
+	if no := x.download(resp.Body, resp.ContentLength != 0 && x.r.Method != http.MethodHead); no != nil {
 		return no
 	}
 	return x.answerTrailers(resp.Trailer)
@@ -228,8 +229,8 @@ func (x *exchange) scrubHeader(h http.Header) *session.Refusal {
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// download copies the body of an answer as it comes.
-func (x *exchange) download(body io.Reader) *session.Refusal {
+// download copies the body of an answer as it comes; more: there is one, and its head does not wait for it.
+func (x *exchange) download(body io.Reader, more bool) *session.Refusal {
 	in, scrubbed := buffers.Get().(*[]byte), buffers.Get().(*[]byte)
 	defer buffers.Put(in)
 	defer buffers.Put(scrubbed)
@@ -238,7 +239,7 @@ func (x *exchange) download(body io.Reader) *session.Refusal {
 		s = &scrubStream{scrubber: x.scrub}
 	}
 	flush := http.NewResponseController(x.w).Flush
-	if x.r.ProtoMajor > 1 || x.streams() {
+	if more {
 		_ = flush()
 	}
 	for {
@@ -268,9 +269,6 @@ func (x *exchange) download(body io.Reader) *session.Refusal {
 		}
 	}
 }
-
-// streams reports whether the head of the answer is waited for before its body.
-func (x *exchange) streams() bool { return x.w.Header().Get("Content-Length") == "" }
 
 // ended tells what the end of an answer's body means.
 func (x *exchange) ended(err error) *session.Refusal {

@@ -58,7 +58,7 @@ dt{float:left;width:9em;color:#666}dd{margin-left:9em}code{background:#f3f3f3;pa
 // that or anything, else text. text says why in a sentence; empty: by the reason.
 func Denial(req policy.Request, d policy.Decision, text, accept string) (status int, contentType string, body []byte) {
 	if text == "" {
-		text = explain(d.Reason)
+		text = policy.Sentence(req, d)
 	}
 	if status = statuses[d.Reason]; status == 0 {
 		status = http.StatusForbidden
@@ -95,39 +95,4 @@ func Denial(req policy.Request, d policy.Decision, text, accept string) (status 
 		b.WriteString("see: " + see + "\n")
 	}
 	return status, contentType, []byte(b.String())
-}
-
-var sentences = map[policy.Reason]string{
-	policy.NoPolicy:    "No egress policy is in force for this session, so nothing may leave it.",
-	policy.NoRule:      "No rule of the egress policy allows this.",
-	policy.DeniedRule:  "A rule of the egress policy denies this.",
-	policy.BadPort:     "The egress policy allows this host on another port only.",
-	policy.BadMethod:   "The egress policy allows this host with other methods only.",
-	policy.BadPath:     "The egress policy allows this host below other paths only.",
-	policy.BadName:     "What the request names is no host name.",
-	policy.Literal:     "The request names an address; only host names may be reached.",
-	policy.Mismatch:    "The request names another host or port than the connection is for.",
-	policy.Private:     "The name leads to an address that no sandbox may reach.",
-	policy.Unresolved:  "The name leads nowhere.",
-	policy.Unreachable: "The host does not answer.",
-	policy.Certificate: "The host's certificate is not valid for its name.",
-	policy.Malformed:   "The request breaks the rules of HTTP, or could be read in two ways.",
-	policy.Upgrade:     "The connection may be upgraded to WebSocket only.",
-	policy.Credentials: "The rule lets no credentials of the sandbox through.",
-	policy.Placeholder: "The request holds the placeholder of a secret in a place where that secret does not belong.",
-	policy.SecretAway:  "The secret that belongs into this request could not be had.",
-	policy.Echo:        "The answer could have shown a secret and could not be checked.",
-	policy.Rate:        "The rule allows fewer requests a second.",
-	policy.Bytes:       "The rule allows fewer bytes a day.",
-	policy.Protocols:   "The egress policy allows this host by another protocol only.",
-	policy.AuditAway:   "The request could not be recorded.",
-	policy.NoLease:     "The host may let nothing out at this moment.",
-	policy.Revoked:     "This was allowed and is not any more.",
-}
-
-func explain(r policy.Reason) string {
-	if s, ok := sentences[r]; ok {
-		return s
-	}
-	return "This may not leave the sandbox."
 }

@@ -102,6 +102,12 @@ func (d *decoder) Read(p []byte) (n int, err error) {
 		}
 	}
 	n, err = d.text.Read(p)
+	if errors.Is(err, io.EOF) {
+		// The trailers come after whatever is left, which nobody sees.
+		if left, failed := io.Copy(io.Discard, io.LimitReader(d.from, 64<<10)); failed != nil || left == 64<<10 {
+			err = errors.New("the answer goes on behind its end")
+		}
+	}
 	if z, ok := d.text.(*zstd.Decoder); ok && err != nil {
 		z.Close()
 	}

@@ -58,6 +58,9 @@ func (e *Engine) handle(l *link, w http.ResponseWriter, r *http.Request) {
 		Protocol: string(l.protocol()), Door: l.Door, Authority: short(r.Host), Method: short(r.Method),
 		Began: timestamppb.New(e.Now()),
 	}}
+	if l.strict != nil {
+		_ = http.NewResponseController(w).EnableFullDuplex() // an answer may begin before the body has ended
+	}
 	defer x.finish()
 	stop := context.AfterFunc(l.ctx, cancel)
 	defer stop()

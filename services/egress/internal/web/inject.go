@@ -70,7 +70,7 @@ type place struct {
 // at is where the secret goes; -1: nowhere, or in more than one place.
 func (p *place) at() int {
 	if p.mark == "{secret}" {
-		if p.at() < 0 {
+		if strings.Count(p.text, p.mark) != 1 {
 			return -1
 		}
 		return strings.Index(p.text, p.mark)
@@ -162,7 +162,7 @@ func (p *place) takeQuery(params []string) []string {
 		if err == nil && indexMark(value, mark) >= 0 && at < 0 {
 			p.text, p.mark, at = value, mark, len(kept)
 		}
-		p.dropped = append(p.dropped, v, without(value, mark))
+		p.dropped = append(p.dropped, without(v, mark), without(value, mark))
 	}
 	if at < 0 {
 		at = len(kept)

@@ -284,6 +284,9 @@ func (s *strict) chunkSize(in []byte) (more bool, err error) {
 }
 
 func (s *strict) trailers(in []byte) (more bool, err error) {
+	if len(in) > 0 && in[0] == '\n' {
+		return false, errors.New("a line of the request ends with a bare CR or LF")
+	}
 	if len(in) < 2 {
 		return true, nil
 	}
