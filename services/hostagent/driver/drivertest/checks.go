@@ -40,6 +40,7 @@ var (
 	adopts   = need{"Adopts", "it does not adopt", func(c driver.Capabilities) bool { return c.Adopts }}
 	warm     = need{"Warm", "its sandboxes are not prepared ahead", func(c driver.Capabilities) bool { return c.Warm }}
 	links    = need{"Network", "its sandboxes have no network", func(c driver.Capabilities) bool { return c.Network }}
+	noLinks  = need{"not Network", "its sandboxes have a network", func(c driver.Capabilities) bool { return !c.Network }}
 	holds    = need{"Holds", "it does not hold the channel", func(c driver.Capabilities) bool { return c.Holds }}
 )
 
@@ -186,6 +187,7 @@ var checks = []check{
 	{"none is none", linkTheme, reach, (*suite).noLink, needs(links), false},
 	{"nothing of it is left", linkTheme, leaking, (*suite).linkEnds, needs(links), false},
 	{"links that are wrong", linkTheme, honest, (*suite).linkRefused, needs(links), false},
+	{"one where there is none", linkTheme, honest, (*suite).linkImpossible, needs(noLinks), false},
 	{"a warm one keeps its link", linkTheme, honest, (*suite).linkWarm, needs(links, warm), false},
 
 	{"they are there, and are not the session's", "files over the root", data, (*suite).over, needs(disk, native), false},

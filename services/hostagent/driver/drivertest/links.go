@@ -319,6 +319,15 @@ func (s *suite) linkRefused(t *testing.T) {
 	})
 }
 
+// linkImpossible: a tier without a network that starts a sandbox which was to have one.
+func (s *suite) linkImpossible(t *testing.T) {
+	l := network.Link{Sandbox: "x", Router: "/x", Name: "x", Peer: "y", Address4: netip.MustParsePrefix("100.64.0.16/32"), Address6: netip.MustParsePrefix("fd62:6572:7468:1::10/128")}
+	s.refused(t, []wrong{
+		{"a link", func(w *driver.Spec) { w.Link = &l }, errkind.Unimplemented},
+		{"a tap", func(w *driver.Spec) { tap := l; tap.Tap = true; w.Link = &tap }, errkind.Unimplemented},
+	})
+}
+
 // linkWarm: a warm sandbox that is claimed with another link than it was prepared with, or loses its own.
 func (s *suite) linkWarm(t *testing.T) {
 	r := s.openRouter(t)
