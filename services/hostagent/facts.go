@@ -77,8 +77,8 @@ func (h *host) missing() []string {
 	if h.pool != nil && h.pool.Missing() != "" {
 		out = append(out, "reflink: "+h.pool.Missing())
 	}
-	if h.net.why != "" {
-		out = append(out, "network: "+h.net.why)
+	if why := h.net.missing(); why != "" {
+		out = append(out, "network: "+why)
 	}
 	return out
 }

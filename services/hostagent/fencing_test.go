@@ -238,7 +238,7 @@ func (r *rig) commits() (n int) {
 // step is refused, nothing is left, and the same epoch goes well once the host goes on.
 func TestSuspendedInTheMiddleOfAWake(t *testing.T) {
 	r, drv, _ := leaseRig(t)
-	stages := [][]string{{"host.image"}, {"host.disk.attach"}, {"host.claim"}, {"host.place", "host.network"}, {"host.driver.create"}, {"host.guest.hello", "host.bind"}}
+	stages := [][]string{{"host.image"}, {"host.disk.attach"}, {"host.claim"}, {"host.place"}, {"host.network"}, {"host.driver.create"}, {"host.guest.hello", "host.bind"}}
 	for i, stage := range stages[1:] {
 		r.noted.clear()
 		r.run.h.steps.Fault = func(step string) error {

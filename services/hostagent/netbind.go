@@ -32,6 +32,7 @@ type binding struct {
 	mu    sync.Mutex
 	open  bool // the kernel lets it through
 	ended bool
+	noted bool // the gate has said what its session reads, beside its answers
 }
 
 // bindingOf says whose a link is, by the record of a wake.
@@ -118,7 +119,7 @@ func (n *nets) bindNow(ctx context.Context, b *binding) error {
 		return err
 	}
 	if len(notice) > 0 {
-		if err := n.note(b, notice); err != nil {
+		if err := n.note(b, notice, false); err != nil {
 			n.h.log.Warn("a session cannot read what it may reach", "sandbox", b.id, "error", err)
 		}
 	}
@@ -258,7 +259,7 @@ func (h *host) rpcNotice(ctx context.Context, _ bus.Request, req *egressv1.Notic
 	if b == nil || !proto.Equal(b.msg.GetSession(), req.GetSession()) {
 		err = errs.E(op, errkind.StaleEpoch, s.key.String(), "the sandbox is not the session's in this generation and epoch")
 	} else {
-		err = h.net.note(b, req.GetNotice())
+		err = h.net.note(b, req.GetNotice(), true)
 	}
 	if errs.Is(err, errkind.StaleEpoch) {
 		h.meters.fenced("notice")
@@ -269,13 +270,18 @@ func (h *host) rpcNotice(ctx context.Context, _ bus.Request, req *egressv1.Notic
 	return &egressv1.NoticeReply{}, nil
 }
 
-// note writes egress.json, unless the binding has ended.
-func (n *nets) note(b *binding, text []byte) error {
+// note writes egress.json, unless the binding has ended. said: the gate said so by itself, which is newer than
+// what it answers to a bind.
+func (n *nets) note(b *binding, text []byte, said bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ended {
 		return errs.E("write notice", errkind.StaleEpoch, string(b.id), "the sandbox is not the session's any more")
 	}
+	if b.noted && !said {
+		return nil
+	}
+	b.noted = b.noted || said
 	return writeInto(n.h.runFolder(b.id), noticeFile, text)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/core"
 	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
@@ -55,7 +56,7 @@ func (n *nets) open(ctx context.Context) error {
 	dir := filepath.Join(cfg.Dir, "net")
 	l, err := n.opens(ctx, dir)
 	if err != nil {
-		n.why = "its sandboxes cannot be walled off from the network: " + err.Error()
+		n.why = "its sandboxes cannot be walled off (network.enabled: false gives them no network): " + err.Error()
 		n.h.log.Error("this host offers no tier that has a network", "reason", err)
 		for t, c := range n.h.caps {
 			if c.Network && c.Absent == "" {
@@ -75,12 +76,20 @@ func (n *nets) use(l links, dir string) (err error) {
 	return err
 }
 
-// bars says why a tier must not be offered though its driver can run it; empty: it may.
-func (n *nets) bars(c driver.Capabilities) string {
-	if n == nil || !c.Network {
+// missing says why this host gives no network though it is to.
+func (n *nets) missing() string {
+	if n == nil {
 		return ""
 	}
 	return n.why
+}
+
+// bars says why a tier must not be offered though its driver can run it; empty: it may.
+func (n *nets) bars(c driver.Capabilities) string {
+	if !c.Network {
+		return ""
+	}
+	return n.missing()
 }
 
 // has reports whether sandboxes of a tier are given a network here.
@@ -133,7 +142,8 @@ func (n *nets) strays(found []driver.Found, all []network.Found) (out []network.
 	return out
 }
 
-// sweep removes links that belong to nothing, and lets none through that no session has.
+// sweep removes links that belong to nothing, lets none through that no session has, and takes over those
+// that a session has which was taken over without.
 func (n *nets) sweep(ctx context.Context, found []driver.Found) error {
 	if n == nil || n.links == nil {
 		return nil
@@ -146,6 +156,7 @@ func (n *nets) sweep(ctx context.Context, found []driver.Found) error {
 		}
 	}
 	for _, l := range all {
+		n.retake(l)
 		if l.Bound && n.find(ids.SandboxID(l.Link.Sandbox)) == nil { // one that is bound has its binding noted before
 			n.h.log.Warn("a link was bound to no session", "sandbox", l.Link.Sandbox)
 			if err := n.links.Unbind(ctx, l.Link); err != nil {
@@ -154,6 +165,26 @@ func (n *nets) sweep(ctx context.Context, found []driver.Found) error {
 		}
 	}
 	return failed
+}
+
+// retake makes a binding of a link that has none, of a session that is awake.
+func (n *nets) retake(l network.Found) {
+	id := ids.SandboxID(l.Link.Sandbox)
+	if n.find(id) != nil {
+		return
+	}
+	n.h.mu.Lock()
+	s := n.h.bySand[id]
+	n.h.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb != nil && s.sb.ID == id && s.st.Phase == core.Awake {
+		n.put(l.Link, bindingOf(s.rec, l.Link), l.Bound)
+		n.ask()
+	}
 }
 
 // list tells every link of this host; none where it gives no network.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
@@ -61,6 +63,23 @@ func TestRealSandboxesReachTheGateAlone(t *testing.T) {
 			networkLifeOf(t, r, tier)
 		})
 	}
+}
+
+// TestRealMachinesReachTheGateAlone: likewise machines, whose links are taps. To boot one may take long.
+func TestRealMachinesReachTheGateAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped: -short")
+	}
+	r := realRig(t)
+	r.cfg.Tiers, r.cfg.Hello = []string{"microvm"}, slowHello
+	if err := r.cfg.preflight(); err != nil {
+		t.Skipf("skipped: %v", err)
+	}
+	r.start()
+	if !r.run.h.net.has(driver.MicroVM) {
+		t.Skipf("skipped: machines have no network here: %v", r.run.h.missing())
+	}
+	networkLifeOf(t, r, corev1.Tier_TIER_MICROVM)
 }
 
 func networkLifeOf(t *testing.T, r *rig, tier corev1.Tier) {
@@ -126,5 +145,63 @@ func readsOf(t *testing.T, c *client) {
 	}
 	if n := strings.Count(string(o.stderr), "ead-only"); n != 2 {
 		t.Errorf("it could write: %q", o.stderr)
+	}
+}
+
+// TestTheKernelEndsWhatLeavesWithTheLease: the agent stands still, or is dead; by the kernel's own clock
+// nothing gets to the gate's doors when the host's lease is over, and it does again when the agent is back.
+func TestTheKernelEndsWhatLeavesWithTheLease(t *testing.T) {
+	r, drv, _, g := netRig(t)
+	dir := filepath.Join(r.cfg.Dir, "net")
+	r.tune = func(h *host) {
+		l, err := openLinks(t.Context(), dir, testLog())
+		if err != nil {
+			t.Skipf("skipped: %v", err)
+		}
+		must(t, h.net.use(l, dir))
+	}
+	r.sched.lease = 1500 * time.Millisecond
+	r.cfg.Margin = 100 * time.Millisecond
+	t.Cleanup(func() { clearNetwork(t, r) })
+	g.start()
+	r.start()
+	door(t, r)
+	one := ref("ann", 5, 6)
+	r.mustWake(one, nil)
+	f, ok, err := r.run.h.net.lookUp(t.Context(), driverID(one))
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	inside := filepath.Join(t.TempDir(), "sandbox")
+	_, err = netns.Pin(inside)
+	must(t, err)
+	t.Cleanup(func() { must(t, netns.Remove(inside)) })
+	must(t, f.Link.Plug(inside))
+	reach := func(gateway netip.Addr) bool {
+		return netns.Do(inside, func() error {
+			c, err := (&net.Dialer{Timeout: 200 * time.Millisecond}).Dial("tcp", netip.AddrPortFrom(gateway, network.ConnectPort).String())
+			if err == nil {
+				_ = c.Close()
+			}
+			return err
+		}) == nil
+	}
+	both := func() bool { return reach(network.Gateway4) && reach(network.Gateway6) }
+	none := func() bool { return !reach(network.Gateway4) && !reach(network.Gateway6) }
+	eventually(t, soonEnough, "it reaches the doors", both)
+	slow := make(chan struct{})
+	r.sched.with(func() { r.sched.slow = slow })
+	eventually(t, soonEnough, "it reaches nothing while the agent stands still", none)
+	r.sched.with(func() { r.sched.slow = nil })
+	close(slow)
+	eventually(t, soonEnough, "it reaches the doors again", both)
+	r.halt()
+	eventually(t, soonEnough, "it reaches nothing without an agent", none)
+	r.nextLife(drv.readyProcs)
+	eventually(t, soonEnough, "it reaches the doors with the next agent", both)
+	_, err = r.sleep(one, time.Time{}, true)
+	must(t, err)
+	if !none() {
+		t.Error("it reaches a door though its session sleeps")
 	}
 }

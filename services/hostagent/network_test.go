@@ -27,7 +27,7 @@ func TestAWakeIsBoundToItsEpoch(t *testing.T) {
 	r, _, l, g := netRig(t)
 	g.start()
 	r.start()
-	eventually(t, soonEnough, "the gate has heard of the host", func() bool { return r.run.h.net.answers() })
+	eventually(t, soonEnough, "the gate has heard of the host", r.run.h.net.answers)
 	one, two := ref("ann", 5, 6), ref("ann", 5, 7)
 	reply := r.mustWake(one, withActor)
 	id := driverID(one)
@@ -182,7 +182,7 @@ func TestAHangingGateHoldsUpAWakeForAMomentOnly(t *testing.T) {
 	r.cfg.Network.GateTimeout = 300 * time.Millisecond
 	g.start()
 	r.start()
-	eventually(t, soonEnough, "the gate has heard of the host", func() bool { return r.run.h.net.answers() })
+	eventually(t, soonEnough, "the gate has heard of the host", r.run.h.net.answers)
 	slow := make(chan struct{})
 	g.with(func() { g.slow = slow })
 	one := ref("ann", 5, 6)
@@ -217,6 +217,11 @@ func TestARestartKeepsLinksAndBindsThemAgain(t *testing.T) {
 	}
 	g.start()
 	eventually(t, soonEnough, "both are bound", func() bool { return leaves(l, g, id, one) && leaves(l, g, driverID(two), two) })
+	r.halt()
+	l.with(func() { l.fails["List"] = 2 }) // as it takes over
+	r.nextLife(drv.readyProcs)
+	r.run.h.askRejoin()
+	eventually(t, soonEnough, "what was missed is taken over", func() bool { return leaves(l, g, id, one) && leaves(l, g, driverID(two), two) })
 	if a := g.of(id).GetActor(); !proto.Equal(a, func() proto.Message { w := &hostv1.WakeRequest{}; withActor(w); return w.Actor }()) {
 		t.Errorf("the actor is %v", a)
 	}
@@ -233,7 +238,7 @@ func TestAWarmClaimKeepsItsLink(t *testing.T) {
 	r, _, l, g := netRig(t)
 	g.start()
 	r.start()
-	eventually(t, soonEnough, "the gate has heard of the host", func() bool { return r.run.h.net.answers() })
+	eventually(t, soonEnough, "the gate has heard of the host", r.run.h.net.answers)
 	p := newPool(r)
 	names := p.must(2)
 	if l.count() != 2 || len(l.names()) != 0 {
@@ -275,6 +280,29 @@ func TestAWarmClaimKeepsItsLink(t *testing.T) {
 	must(t, err)
 	must(t, r.delete(two))
 	eventually(t, soonEnough, "nothing is left", func() bool { return l.count() == 0 && g.count() == 0 })
+}
+
+// TestAFailedClaimLeavesNoLink: the session starts cold with a link of its own, and the warm one's is gone.
+func TestAFailedClaimLeavesNoLink(t *testing.T) {
+	r, drv, l, g := netRig(t)
+	g.start()
+	r.start()
+	eventually(t, soonEnough, "the gate has heard of the host", r.run.h.net.answers)
+	p := newPool(r)
+	for i, fault := range []string{claimRefused, claimHalf, claimEnter, claimDead} {
+		warm := p.must(1)[0]
+		drv.set(func() { drv.fault = fault })
+		one := ref(fmt.Sprint("u", i), 5, 6)
+		if reply := r.mustWake(one, nil); reply.GetWarm() != "" || reply.GetColdReason() == "" {
+			t.Errorf("%s: %v", fault, reply)
+		}
+		drv.set(func() { drv.fault = "" })
+		if !leaves(l, g, driverID(one), one) {
+			t.Errorf("%s: the session has no way out", fault)
+		}
+		eventually(t, soonEnough, fault+": the link of the warm one is gone", func() bool { return l.count() == 1 && !l.through(warm) && g.count() == 1 })
+		must(t, r.delete(one))
+	}
 }
 
 // TestALostLeaseEndsWhatLeaves: at once when scheduler says that it does not know it; and while nothing is

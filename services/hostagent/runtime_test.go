@@ -227,11 +227,7 @@ func clearHost(t *testing.T, r *rig) {
 	if err = errsJoin(err, d.Close()); err != nil {
 		t.Errorf("clear the host: %v", err)
 	}
-	if l, err := network.Open(ctx, network.Config{Dir: filepath.Join(r.cfg.Dir, "net"), Log: testLog()}); err != nil {
-		t.Errorf("clear the network: %v", err)
-	} else if err := l.Destroy(ctx); err != nil {
-		t.Errorf("clear the network: %v", err)
-	}
+	clearNetwork(t, r)
 	pool, err := diskpool.Open(ctx, r.cfg.pool(nil))
 	if err != nil {
 		t.Errorf("clear the disks: %v", err)
@@ -245,5 +241,17 @@ func clearHost(t *testing.T, r *rig) {
 	err = errsJoin(err, pool.Close())
 	if err != nil {
 		t.Errorf("clear the disks: %v", err)
+	}
+}
+
+// clearNetwork removes the router of a host that has ended, if it is there.
+func clearNetwork(t *testing.T, r *rig) {
+	r.halt()
+	l, err := network.Open(context.Background(), network.Config{Dir: filepath.Join(r.cfg.Dir, "net"), Log: testLog()})
+	if err == nil {
+		err = l.Destroy(context.Background())
+	}
+	if err != nil {
+		t.Errorf("clear the network: %v", err)
 	}
 }

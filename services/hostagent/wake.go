@@ -169,8 +169,8 @@ func (m *making) table() steps.Table {
 		{{Name: "host.image", Do: h.traced("host.image", m.findImage), Undo: m.putBack}},
 		{{Name: "host.disk.attach", Do: h.traced("host.disk.attach", m.attach), Undo: m.letGo}},
 		{{Name: "host.claim", Do: h.traced("host.claim", m.claim), Undo: m.putBack}},
-		{{Name: "host.place", Do: h.traced("host.place", m.writePlace), Undo: unless(func(context.Context) error { return os.RemoveAll(h.runFolder(id)) })},
-			{Name: "host.network", Do: h.traced("host.network", m.network), Undo: unless(func(ctx context.Context) error { return h.net.remove(ctx, id) })}},
+		{{Name: "host.place", Do: h.traced("host.place", m.writePlace), Undo: unless(func(context.Context) error { return os.RemoveAll(h.runFolder(id)) })}},
+		{{Name: "host.network", Do: h.traced("host.network", m.network), Undo: unless(func(ctx context.Context) error { return h.net.remove(ctx, id) })}},
 		{{Name: "host.driver.create", Do: h.traced("host.driver.create", m.create), Undo: unless(func(ctx context.Context) error { return h.stop(ctx, id) })}},
 	}
 	if h.bare {
