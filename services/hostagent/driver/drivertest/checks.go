@@ -181,6 +181,7 @@ var checks = []check{
 
 	{"exactly its link", linkTheme, reach, (*suite).linkIsAll, needs(links), true},
 	{"the doors, when it is bound", linkTheme, reach, (*suite).linkBound, needs(links), true},
+	{"what goes through it comes back whole", linkTheme, data, (*suite).linkCarries, needs(links), true},
 	{"no other way", linkTheme, reach, (*suite).linkNoWay, needs(links), true},
 	{"nothing is forged or changed", linkTheme, reach, (*suite).linkNoForgery, needs(links), true},
 	{"two links are two", linkTheme, reach, (*suite).linksApart, needs(links), true},

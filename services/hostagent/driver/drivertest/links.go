@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -183,6 +184,52 @@ func (s *suite) linkBound(t *testing.T) {
 	}
 	if err := l.router.Bind(ctx(t), l.la); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// linkCarries: bytes that are lost or changed on the way to the doors, or names that cannot be asked for.
+func (s *suite) linkCarries(t *testing.T) {
+	l := s.linked
+	for _, a := range []netip.Addr{network.Gateway4, network.Gateway6} {
+		echo, err := netns.Listen(l.router.Path(), "tcp", netip.AddrPortFrom(a, network.SocksPort).String(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = echo.Close() }()
+		go func() {
+			for {
+				c, err := echo.Accept()
+				if err != nil {
+					return
+				}
+				go func() { _, _ = io.Copy(c, c); _ = c.Close() }()
+			}
+		}()
+		if _, err := l.ka.Do("through", echo.Addr().String(), "8"); err != nil {
+			t.Errorf("through %s: %v", echo.Addr(), err)
+		}
+		names, err := netns.ListenPacket(l.router.Path(), "udp", netip.AddrPortFrom(a, network.DNSPort).String(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = names.Close() }()
+		go func() {
+			b := make([]byte, 2048)
+			for {
+				n, from, err := names.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				_, _ = names.WriteTo(b[:n], from)
+			}
+		}()
+		question := strings.Repeat("name", 300)
+		if got, err := l.ka.Do("ask", names.LocalAddr().String(), question); err != nil || got != question {
+			t.Errorf("%s answers %.20q, %v", names.LocalAddr(), got, err)
+		}
+		if _, err := l.kb.Do("ask", names.LocalAddr().String(), question); err == nil {
+			t.Errorf("not bound, %s answers it", names.LocalAddr())
+		}
 	}
 }
 

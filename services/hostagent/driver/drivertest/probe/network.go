@@ -3,12 +3,15 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,6 +22,8 @@ func init() {
 	operations["netall"] = netAll
 	operations["serve"] = serve
 	operations["ping"] = ping
+	operations["through"] = through
+	operations["ask"] = ask
 	attempts["raw4"] = func() error { return socket(syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_ICMP) }
 	attempts["raw4any"] = func() error { return socket(syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_RAW) }
 	attempts["raw6"] = func() error { return socket(syscall.AF_INET6, syscall.SOCK_RAW, syscall.IPPROTO_ICMPV6) }
@@ -125,6 +130,57 @@ func serve(a []string) (string, error) {
 		}
 	}()
 	return "", nil
+}
+
+// through sends so many MiB to one who sends all of it back, and compares.
+func through(a []string) (string, error) {
+	mib, _ := strconv.Atoi(a[1])
+	c, err := net.DialTimeout("tcp", a[0], 5*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(50 * time.Second))
+	block := make([]byte, 1<<20)
+	for i := range block {
+		block[i] = byte(i * 7 >> 3)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		for range mib {
+			if _, err := c.Write(block); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- c.(*net.TCPConn).CloseWrite()
+	}()
+	back := make([]byte, len(block))
+	for n := range mib {
+		if _, err := io.ReadFull(c, back); err != nil {
+			return "", fmt.Errorf("after %d MiB: %w", n, err)
+		}
+		if !bytes.Equal(back, block) {
+			return "", fmt.Errorf("MiB %d is another", n)
+		}
+	}
+	return "", <-sent
+}
+
+// ask sends one datagram and tells the answer.
+func ask(a []string) (string, error) {
+	c, err := net.Dial("udp", a[0])
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Write([]byte(a[1])); err != nil {
+		return "", err
+	}
+	b := make([]byte, 2048)
+	n, err := c.Read(b)
+	return string(b[:max(n, 0)]), err
 }
 
 // ping sends an echo request without any right and waits for an answer.
