@@ -184,17 +184,15 @@ func slotOfKey(key []byte) (slot, bool) {
 	return parseSlot(string(end))
 }
 
-// drops reads the counters.
-func (t *table) drops() (map[string]uint64, error) {
+// counters reads those of a table of the router's namespace.
+func (t *table) counters(of *nftables.Table) (map[string]uint64, error) {
+	t.write.Lock()
+	defer t.write.Unlock()
 	c, err := t.conn()
 	if err != nil {
 		return nil, err
 	}
-	return counters(c, inet())
-}
-
-func counters(c *nftables.Conn, t *nftables.Table) (map[string]uint64, error) {
-	objects, err := c.GetNamedObjects(t)
+	objects, err := c.GetNamedObjects(of)
 	if err != nil {
 		return nil, fmt.Errorf("read the counters: %w", err)
 	}

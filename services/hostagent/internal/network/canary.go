@@ -182,12 +182,7 @@ func (w *witness) Close() {
 }
 
 func (w *witness) counts() (came, past uint64, err error) {
-	c, err := w.router.table.conn()
-	if err != nil {
-		return 0, 0, err
-	}
-	t := &nftables.Table{Name: watchTable, Family: nftables.TableFamilyINet}
-	n, err := counters(c, t)
+	n, err := w.router.table.counters(&nftables.Table{Name: watchTable, Family: nftables.TableFamilyINet})
 	return n["came"], n["in"] + n["on"], err
 }
 

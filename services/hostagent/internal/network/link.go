@@ -25,7 +25,7 @@ func (r *Router) Make(ctx context.Context, sandbox string, tap bool) (Link, erro
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), r.usable()); err != nil {
 		return Link{}, err
 	}
 	if s, ok := r.links[sandbox]; ok {
@@ -134,21 +134,14 @@ func (r *Router) raiseTap(attrs netlink.LinkAttrs) error {
 
 // Remove takes a sandbox's link away: first from what is bound, then both ends. One that is not there is fine.
 func (r *Router) Remove(_ context.Context, sandbox string) error {
-	r.mu.Lock()
-	s, ok := r.links[sandbox]
-	r.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	if err := r.forbid(s); err != nil { // many at once go in one transaction
-		return err
-	}
-	// The kernel takes its time, and does many at once; so each speaks to it on its own.
-	h, err := handle(r.ns)
-	if err != nil {
+	s, h, err := r.leaving(sandbox)
+	if err != nil || h == nil {
 		return err
 	}
 	defer h.Close()
+	if err := r.forbid(s); err != nil { // many at once go in one transaction
+		return err
+	}
 	if err := removeEnd(h, s); err != nil {
 		return fmt.Errorf("remove the link of %s: %w", sandbox, err)
 	}
@@ -159,6 +152,22 @@ func (r *Router) Remove(_ context.Context, sandbox string) error {
 	}
 	delete(r.used, s)
 	return nil
+}
+
+// leaving finds the slot of a sandbox, and a way to speak to the kernel that is nobody else's: it takes its
+// time to remove a link, but does many at once. There is none if there is no link.
+func (r *Router) leaving(sandbox string) (slot, *netlink.Handle, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.usable(); err != nil {
+		return 0, nil, err
+	}
+	s, ok := r.links[sandbox]
+	if !ok {
+		return 0, nil, nil
+	}
+	h, err := handle(r.ns)
+	return s, h, err
 }
 
 // forbid unbinds a slot for good: no Bind that comes later finds the link.

@@ -423,6 +423,33 @@ func TestATapCarries(t *testing.T) {
 	}
 }
 
+// TestAClosedRouterDoesNothing, in its namespace or in the process's own.
+func TestAClosedRouterDoesNothing(t *testing.T) {
+	r := newRouter(t)
+	l, err := r.Make(t.Context(), "one", false)
+	must(t, err)
+	other, err := Open(t.Context(), Config{Dir: r.dir})
+	must(t, err)
+	must(t, other.Close())
+	must(t, other.Close())
+	_, made := other.Make(t.Context(), "two", false)
+	_, listed := other.List(t.Context())
+	_, checked := other.Check(t.Context())
+	_, counted := other.Drops()
+	for what, err := range map[string]error{
+		"make": made, "list": listed, "check": checked, "drops": counted, "remove": other.Remove(t.Context(), "one"),
+		"bind": other.Bind(t.Context(), l), "unbind": other.Unbind(t.Context(), l), "lease": other.Lease(time.Minute),
+		"destroy": other.Destroy(t.Context()),
+	} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if again, err := r.Make(t.Context(), "one", false); err != nil || again != l {
+		t.Errorf("%v, %v", again, err)
+	}
+}
+
 func TestALinkFromARecordIsJudged(t *testing.T) {
 	good := slot(99).link("/r", "one", false)
 	if _, err := good.slot(); err != nil {

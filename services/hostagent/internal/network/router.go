@@ -99,7 +99,11 @@ func (r *Router) open() (err error) {
 }
 
 func handle(ns *os.File) (*netlink.Handle, error) {
-	h, err := netlink.NewHandleAt(vishns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+	at := vishns.NsHandle(ns.Fd())
+	if !at.IsOpen() { // no namespace would be the process's own
+		return nil, os.ErrClosed
+	}
+	h, err := netlink.NewHandleAt(at, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("speak to a network namespace: %w", err)
 	}
@@ -143,6 +147,9 @@ func (r *Router) Path() string { return r.path }
 func (r *Router) List(context.Context) ([]Found, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
 	ends, err := r.ends()
 	if err != nil {
 		return nil, err
@@ -216,19 +223,44 @@ func (r *Router) Check(context.Context) (restored bool, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if unusable := r.usable(); unusable != nil {
+		return restored, errors.Join(err, unusable)
+	}
 	return restored, errors.Join(err, r.routes())
 }
 
 // Drops counts the packets that were dropped since the table was written, by reason.
-func (r *Router) Drops() (map[string]uint64, error) { return r.table.drops() }
+func (r *Router) Drops() (map[string]uint64, error) { return r.table.counters(inet()) }
 
-// Close lets go of the router and leaves it as it is.
+// Close lets go of the router and leaves it as it is. What is asked of it later is refused with os.ErrClosed.
 func (r *Router) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.close()
+}
+
+func (r *Router) close() error {
 	if r.kernel != nil {
 		r.kernel.Close()
+		r.kernel = nil // closed, it would speak to the process's own namespace
 	}
-	if r.ns != nil {
-		return r.ns.Close()
+	if r.table != nil {
+		r.table.write.Lock()
+		defer r.table.write.Unlock()
+		r.table.ns = nil
+	}
+	if r.ns == nil {
+		return nil
+	}
+	ns := r.ns
+	r.ns = nil
+	return ns.Close()
+}
+
+// usable is for whoever has mu.
+func (r *Router) usable() error {
+	if r.kernel == nil {
+		return fmt.Errorf("the router: %w", os.ErrClosed)
 	}
 	return nil
 }
@@ -238,11 +270,14 @@ func (r *Router) Close() error {
 func (r *Router) Destroy(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := r.usable(); err != nil {
+		return err
+	}
 	err := r.table.change(func(p *permits) { clear(p.bound); p.until, p.renewed = 0, true })
 	ends, listed := r.ends()
 	err = errors.Join(err, listed)
 	for s := range ends {
 		err = errors.Join(err, ctx.Err(), removeEnd(r.kernel, s))
 	}
-	return errors.Join(err, netns.Remove(r.path), r.Close())
+	return errors.Join(err, netns.Remove(r.path), r.close())
 }

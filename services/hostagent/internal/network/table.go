@@ -53,7 +53,7 @@ func sinceBoot() time.Duration {
 // table writes the router's nft table. It knows what is in the sets, so that it can restore all of it.
 // Changes that wait while one is written go together in the next transaction.
 type table struct {
-	ns *os.File
+	ns *os.File // nil when the router is closed
 
 	mu   sync.Mutex
 	next *batch
@@ -146,6 +146,9 @@ func (t *table) transact(f func(*nftables.Conn) error) error {
 
 // conn is for one transaction or one reading: an error leaves answers behind in it.
 func (t *table) conn() (*nftables.Conn, error) {
+	if t.ns == nil {
+		return nil, fmt.Errorf("the router: %w", os.ErrClosed)
+	}
 	return nftables.New(nftables.WithNetNSFd(int(t.ns.Fd())), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return c.SetReadBuffer(answersBuffer)
 	}))
