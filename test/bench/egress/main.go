@@ -21,7 +21,7 @@ import (
 
 func main() {
 	out := flag.String("out", "bench/egress.json", "file for the results")
-	parts := flag.String("parts", "throughput,requests,latency,policy,rules,memory", "parts to run")
+	parts := flag.String("parts", "memory,throughput,requests,latency,policy,rules", "parts to run")
 	window := flag.Duration("window", 5*time.Second, "how long each rate is measured")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -19,12 +19,12 @@ const (
 // which a request was answered. The client's and the host's share, measured without the gate, is taken off.
 func (b *bench) memory(ctx context.Context, w *world) error {
 	before := held()
-	for range idleSessions {
-		if _, err := w.gate.Bind(); err != nil {
-			return err
-		}
+	idle, err := w.bind(idleSessions)
+	if err != nil {
+		return err
 	}
 	b.set.Add(figures.Result{Name: "memory of an idle session", Value: per(held()-before, idleSessions), Unit: "KiB"}, figures.None)
+	w.unbind(idle)
 	direct := 0.0
 	for _, m := range modes {
 		kib, err := w.open(ctx, m, activeSessions)
@@ -41,15 +41,30 @@ func (b *bench) memory(ctx context.Context, w *world) error {
 	return nil
 }
 
-// open opens one connection for each of n new sessions and returns what one takes.
-func (w *world) open(ctx context.Context, m mode, n int) (float64, error) {
-	from := make([]netip.Addr, n)
-	for i := range from {
+func (w *world) bind(n int) ([]netip.Addr, error) {
+	out := make([]netip.Addr, n)
+	for i := range out {
 		var err error
-		if from[i], err = w.gate.Bind(); err != nil {
-			return 0, err
+		if out[i], err = w.gate.Bind(); err != nil {
+			return nil, err
 		}
 	}
+	return out, nil
+}
+
+func (w *world) unbind(all []netip.Addr) {
+	for _, a := range all {
+		w.gate.Unbind(a)
+	}
+}
+
+// open opens one connection for each of n new sessions and returns what one takes.
+func (w *world) open(ctx context.Context, m mode, n int) (float64, error) {
+	from, err := w.bind(n)
+	if err != nil {
+		return 0, err
+	}
+	defer w.unbind(from)
 	// The first one has made what all share.
 	if err := w.once(ctx, m, w.from); err != nil {
 		return 0, err

@@ -23,7 +23,9 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/egress"
 	"github.com/berth-dev/berth/services/egress/gate/gatebench"
 )
 
@@ -48,43 +50,44 @@ var modes = []mode{{"direct", passHost, false}, {"passed through", passHost, tru
 type world struct {
 	dir   string
 	bus   *bus.Embedded
-	conn  *bus.Conn
+	conns map[subjects.Caller]*bus.Conn
+	owner context.CancelFunc // of the service that owns the policies
+	owned chan error
 	gate  *gatebench.Gate
 	host  *http.Server
 	at    netip.AddrPort
 	pool  *x509.CertPool
 	from  netip.Addr // of the first session
 	keyed atomic.Int64
+	gen   uint64 // of the policy in force
 }
+
+// Those who are on the bus.
+var (
+	aGate    = subjects.Gate("bench")
+	owner    = subjects.Service("egress")
+	operator = subjects.Operator()
+)
 
 func start(ctx context.Context) (*world, error) {
 	dir, err := os.MkdirTemp("", "berth-bench-")
 	if err != nil {
 		return nil, err
 	}
-	w := &world{dir: dir, pool: x509.NewCertPool()}
-	if err := w.serve(); err != nil {
-		return nil, errors.Join(err, w.close())
-	}
-	quiet := slog.New(slog.DiscardHandler)
-	w.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: filepath.Join(dir, "bus"), Port: -1, Log: quiet, Callers: []subjects.Caller{subjects.Gate("bench")}})
-	if err != nil {
-		return nil, errors.Join(err, w.close())
-	}
-	login, err := bus.ReadLogin(bus.LoginPath(w.bus.Dir(), subjects.Gate("bench")))
+	w := &world{dir: dir, pool: x509.NewCertPool(), conns: map[subjects.Caller]*bus.Conn{}}
+	err = w.serve()
 	if err == nil {
-		w.conn, err = bus.Connect(ctx, login)
+		err = w.startBus(ctx)
 	}
-	if err != nil {
-		return nil, errors.Join(err, w.close())
+	if err == nil {
+		hosts := map[string]netip.Addr{passHost: w.at.Addr(), openHost: w.at.Addr()}
+		w.gate, err = gatebench.Start(ctx, gatebench.Config{Dir: dir, Bus: w.conns[aGate], Hosts: hosts, Port: w.at.Port(), Roots: w.pool, Secret: secret, Log: quiet})
 	}
-	hosts := map[string]netip.Addr{passHost: w.at.Addr(), openHost: w.at.Addr()}
-	w.gate, err = gatebench.Start(ctx, gatebench.Config{Dir: dir, Bus: w.conn, Hosts: hosts, Port: w.at.Port(), Roots: w.pool, Secret: secret, Log: quiet})
 	if err == nil {
 		w.from, err = w.gate.Bind()
 	}
 	if err == nil {
-		err = w.gate.Apply(w.document(""))
+		err = w.apply(ctx, w.document(""))
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.close())
@@ -94,12 +97,68 @@ func start(ctx context.Context) (*world, error) {
 	return w, nil
 }
 
+var quiet = slog.New(slog.DiscardHandler)
+
+// startBus starts the bus, and the service that owns the policies.
+func (w *world) startBus(ctx context.Context) (err error) {
+	w.bus, err = bus.StartEmbedded(ctx, bus.EmbeddedConfig{Dir: filepath.Join(w.dir, "bus"), Port: -1, Log: quiet, Callers: []subjects.Caller{aGate}})
+	if err != nil {
+		return err
+	}
+	for _, who := range []subjects.Caller{aGate, owner, operator} {
+		login, err := bus.ReadLogin(bus.LoginPath(w.bus.Dir(), who))
+		if err != nil {
+			return err
+		}
+		if w.conns[who], err = bus.Connect(ctx, login); err != nil {
+			return err
+		}
+	}
+	life, stop := context.WithCancel(ctx)
+	ready := make(chan struct{})
+	w.owner, w.owned = stop, make(chan error, 1)
+	go func() {
+		w.owned <- egress.Run(life, egress.NewConfig(), w.conns[owner], quiet, func() { close(ready) })
+	}()
+	select {
+	case <-ready:
+		return nil
+	case err := <-w.owned:
+		w.owner = nil
+		return err
+	}
+}
+
+// ask has the cell's policy replaced, as an operator does.
+func (w *world) ask(ctx context.Context, document []byte) error {
+	reply, err := bus.Invoke[*egressv1.ApplyReply](ctx, w.conns[operator], "egress", "apply",
+		&egressv1.ApplyRequest{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_CELL}, Document: document, Replaces: w.gen, By: "bench"})
+	if err == nil {
+		w.gen = reply.GetGeneration()
+	}
+	return err
+}
+
+// apply is ask, and returns once the gate has it.
+func (w *world) apply(ctx context.Context, document []byte) error {
+	if err := w.ask(ctx, document); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return w.gate.InForce(ctx, w.gen)
+}
+
 func (w *world) close() error {
 	if w.gate != nil {
 		w.gate.Close()
 	}
-	if w.conn != nil {
-		w.conn.Close()
+	if w.owner != nil {
+		w.owner()
+		<-w.owned
+	}
+	for _, c := range w.conns {
+		c.Close()
 	}
 	if w.bus != nil {
 		w.bus.Close()

@@ -1,8 +1,8 @@
 // Package gatebench puts the parts of a gate together on loopback, so that they can be measured without links,
 // namespaces and hosts. It guarantees that traffic takes the very path that it takes through a gate, from the
 // transparent door to the dial: the same sessions, policies, certificates, injection and audit log, with
-// records that go to a real bus. What differs: a door has an address of 127/8 instead of a synthetic one, and
-// policies are applied here instead of being watched for on the bus.
+// records that go to a real bus and policies that come from it. What differs: a door has an address of 127/8
+// instead of a synthetic one, and sessions are bound here, with a lease that does not end.
 package gatebench
 
 import (
@@ -15,13 +15,13 @@ import (
 	"net/netip"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	"github.com/berth-dev/berth/services/egress/authority"
+	"github.com/berth-dev/berth/services/egress/gate"
 	"github.com/berth-dev/berth/services/egress/internal/audit"
 	"github.com/berth-dev/berth/services/egress/internal/mint"
 	"github.com/berth-dev/berth/services/egress/internal/proxy"
@@ -35,7 +35,7 @@ import (
 type Config struct {
 	// Dir holds the audit spool.
 	Dir string
-	// Bus takes the audit records; the identity of a gate.
+	// Bus has the policies and takes the audit records; the identity of a gate.
 	Bus *bus.Conn
 	// Hosts are the names that can be reached and where they are, all on one port.
 	Hosts map[string]netip.Addr
@@ -54,27 +54,30 @@ type Gate struct {
 	spool  *audit.Spool
 	engine *web.Engine
 	minter *mint.Authority
-	policy atomic.Pointer[policy.Policy]
+	rules  *gate.Follower
 	names  map[netip.Addr]authority.Name // by the address of their door
 	doors  map[string]netip.AddrPort
 	stop   context.CancelFunc
 	all    sync.WaitGroup
 	bound  int
-	gen    uint64
+
+	mu      sync.Mutex
+	force   uint64        // generation of the cell's policy that sessions have
+	changed chan struct{} // closed and made anew when the policies changed
 }
 
 const startWait = 10 * time.Second
 
-// Start runs a gate without sessions and with a policy that denies everything.
+// Start runs a gate without sessions. It returns once the policies are known.
 func Start(ctx context.Context, cfg Config) (*Gate, error) {
 	g := &Gate{cfg: cfg, names: map[netip.Addr]authority.Name{}, doors: map[string]netip.AddrPort{}}
-	g.policy.Store(policy.Merge(nil))
+	g.changed, g.rules = make(chan struct{}), gate.NewFollower(cfg.Bus, cfg.Log)
 	var err error
 	if g.spool, err = audit.Open(audit.Config{Dir: filepath.Join(cfg.Dir, "audit"), Max: 256 << 20, Log: cfg.Log}, cfg.Bus); err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	g.table = session.NewTable(session.Config{Host: "bench", Policies: inForce{g}, Audit: g.spool, Outlet: told{}, Log: cfg.Log,
+	g.table = session.NewTable(session.Config{Host: "bench", Policies: g.rules, Audit: g.spool, Outlet: told{}, Log: cfg.Log,
 		Boot: func() time.Duration { return time.Since(began) + time.Minute }, MaxConnections: 4096, AllConnections: 32768})
 	g.table.Lease(1000 * time.Hour)
 	life, stop := context.WithCancel(ctx)
@@ -116,14 +119,37 @@ func (g *Gate) open(life context.Context) error {
 		g.all.Go(func() { _ = p.ServeTransparent(life, l) })
 		next = next.Next()
 	}
+	first := g.next()
+	g.all.Go(func() { g.rules.Run(life, g.heard) })
 	g.all.Go(func() { g.table.Run(life) })
 	g.all.Go(func() { g.spool.Run(life, time.Second) })
-	select {
-	case <-g.minter.Ready():
-		return nil
-	case <-time.After(startWait):
-		return errors.Join(errors.New("there is no authority"), g.minter.Err())
+	late := time.After(startWait)
+	for _, ready := range []<-chan struct{}{g.minter.Ready(), first} {
+		select {
+		case <-ready:
+		case <-late:
+			return errors.Join(errors.New("there is no authority, or the policies are not known"), g.minter.Err())
+		}
 	}
+	return nil
+}
+
+// heard has every session take its policy, as a gate does.
+func (g *Gate) heard() {
+	generation := g.rules.Of(&egressv1.Binding{}).Generation()
+	g.table.Refresh()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.force = generation
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+// next is closed at the next change.
+func (g *Gate) next() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed
 }
 
 // Close ends it.
@@ -148,21 +174,34 @@ func (g *Gate) Bind() (netip.Addr, error) {
 	return a, err
 }
 
-// Apply puts the cell's policy in force, as a gate does when it has read one.
-func (g *Gate) Apply(document []byte) error {
-	d, err := policy.Parse(document)
-	if err != nil {
-		return err
+// Unbind ends the session of an address.
+func (g *Gate) Unbind(a netip.Addr) {
+	if b, ok := g.table.Bound(a); ok {
+		g.table.Unbind(b.Binding().GetSession(), b.Binding().GetSandbox())
 	}
-	g.gen++
-	g.policy.Store(policy.Merge([]policy.Layered{{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_CELL}, Generation: g.gen, Document: d}}))
-	g.table.Refresh()
-	return nil
 }
 
-// Judge asks the policy in force for a request of HTTPS.
+// InForce waits until all sessions have a policy of this generation or a later one.
+func (g *Gate) InForce(ctx context.Context, generation uint64) error {
+	for {
+		g.mu.Lock()
+		changed, force := g.changed, g.force
+		g.mu.Unlock()
+		if force >= generation {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Judge asks the cell's policy for a request of HTTPS.
 func (g *Gate) Judge(host string, port uint16, method, path string) bool {
-	return g.policy.Load().Judge(policy.Request{Name: authority.Name(host), Port: port, Protocol: policy.HTTPS, Method: method, Path: path}).Allowed
+	req := policy.Request{Name: authority.Name(host), Port: port, Protocol: policy.HTTPS, Method: method, Path: path}
+	return g.rules.Of(&egressv1.Binding{}).Judge(req).Allowed
 }
 
 // Door is where a sandbox reaches a host.
@@ -173,15 +212,6 @@ func (g *Gate) Roots() []byte { return g.minter.Roots() }
 
 // Recorded is how many audit records are on the bus, and Waiting how many bytes of them are not.
 func (g *Gate) Recorded() (sent uint64, waiting int64) { return g.spool.Sent(), g.spool.Waiting() }
-
-// inForce has one policy for all.
-type inForce struct{ g *Gate }
-
-// Of implements session.Policies.
-func (f inForce) Of(*egressv1.Binding) *policy.Policy { return f.g.policy.Load() }
-
-// Known implements session.Policies.
-func (inForce) Known() bool { return true }
 
 // told is nobody.
 type told struct{}
