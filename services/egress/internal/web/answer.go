@@ -161,7 +161,8 @@ func (x *exchange) answer(resp *http.Response) *session.Refusal {
 		}
 	}
 	h := endToEnd(resp.Header)
-	h.Del("Alt-Svc") // HTTP/3 leads nowhere
+	h.Del("Alt-Svc")      // HTTP/3 leads nowhere
+	h.Del("Berth-Denied") // the gate's own word
 	if no := x.scrubHeader(h); no != nil {
 		return no
 	}
@@ -201,6 +202,9 @@ func (x *exchange) answerTrailers(trailer http.Header) *session.Refusal {
 		return no
 	}
 	for k, vs := range t {
+		if len(vs) == 0 { // announced and never sent; net/http would wait for it
+			continue
+		}
 		x.w.Header()[http.TrailerPrefix+k] = vs
 	}
 	return nil
@@ -227,14 +231,14 @@ func (x *exchange) scrubHeader(h http.Header) *session.Refusal {
 	return nil
 }
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+var buffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
 // download copies the body of an answer as it comes; more: there is one, and its head does not wait for it.
 func (x *exchange) download(body io.Reader, more bool) *session.Refusal {
-	in, scrubbed := buffers.Get().(*[]byte), buffers.Get().(*[]byte)
+	in := buffers.Get().(*[]byte)
 	defer buffers.Put(in)
-	defer buffers.Put(scrubbed)
 	var s *scrubStream
+	var scrubbed []byte
 	if x.scrub != nil {
 		s = &scrubStream{scrubber: x.scrub}
 	}
@@ -251,7 +255,8 @@ func (x *exchange) download(body io.Reader, more bool) *session.Refusal {
 			}
 		}
 		if s != nil {
-			out = s.feed(out, (*scrubbed)[:0])
+			scrubbed = s.feed(out, scrubbed[:0])
+			out = scrubbed
 			if err != nil && len(s.seen) > s.gone {
 				out = append(out, s.rest(nil)...)
 			}

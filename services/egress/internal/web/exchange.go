@@ -52,6 +52,10 @@ func refuse(r policy.Reason, text string) *session.Refusal {
 
 // handle serves one request. It panics with http.ErrAbortHandler where the answer must not look complete.
 func (e *Engine) handle(l *link, w http.ResponseWriter, r *http.Request) {
+	if !l.requests.enter() {
+		panic(http.ErrAbortHandler)
+	}
+	defer l.requests.leave()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	x := &exchange{link: l, e: e, w: w, r: r, ctx: ctx, cancel: cancel, record: &egressv1.Record{

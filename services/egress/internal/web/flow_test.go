@@ -117,6 +117,20 @@ func TestTrailersGoBothWays(t *testing.T) {
 	}
 }
 
+func TestTrailerThatNeverComesEndsTheAnswer(t *testing.T) {
+	w := newWorld(t, twoHosts)
+	w.host("a.test", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Trailer", "X-Never")
+		_, _ = io.WriteString(rw, "body")
+		rw.(http.Flusher).Flush()
+	}))
+	for _, h2 := range []bool{false, true} {
+		if _, body := do(t, w.client("a.test", 443, h2), get(t, "https://a.test/")); body != "body" {
+			t.Fatal(body)
+		}
+	}
+}
+
 func TestGRPCWorks(t *testing.T) {
 	w := newWorld(t, injecting+"  - {name: grpc, allow: {hosts: [rpc.example.com], protocol: https, methods: [POST]}}\n")
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"compress/zlib"
@@ -8,6 +9,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -213,7 +216,6 @@ func TestRow25EchoedSecretsAreScrubbed(t *testing.T) {
 		c := w.client("api.example.com", 443, h2)
 		for body, encode := range bodies {
 			for coding := range compress {
-				t.Log(h2, body, coding)
 				resp, text := do(t, c, get(t, "https://api.example.com/v1/?body="+body+"&coding="+coding, "Accept-Encoding: gzip, br", "Range: bytes=0-3"))
 				if resp.StatusCode != 200 || resp.Header.Get("Content-Encoding") != "" || len(text) != len(encode(theSecret)) || !strings.Contains(text, "******") {
 					t.Fatalf("%s %s: %d %v %q", body, coding, resp.StatusCode, resp.Header, text)
@@ -271,4 +273,33 @@ func TestRow26SecretPrintsAsNothing(t *testing.T) {
 	resp, body := do(t, w.client("api.example.com", 443, false), get(t, "https://api.example.com/q/x"))
 	want(t, resp, 504, policy.Unreachable)
 	w.noSecret(body) // and, at the end, all that was logged and recorded
+}
+
+// Row 26: net/http logs what a host says unasked.
+func TestRow26UnaskedAnswerIsNotLogged(t *testing.T) {
+	var std safeBuffer
+	before := log.Writer()
+	log.SetOutput(&std)
+	defer log.SetOutput(before)
+	w := newWorld(t, injecting)
+	told := make(chan struct{})
+	w.raw("api.example.com", 443, func(c net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nBerth-Denied: no\r\n\r\nok"+r.Header.Get("Authorization"))
+		_, _ = io.Copy(io.Discard, c) // until the gate has had enough
+		close(told)
+	})
+	resp, body := do(t, w.client("api.example.com", 443, false), get(t, "https://api.example.com/v1/x"))
+	if body != "ok" || resp.Header.Get("Berth-Denied") != "" {
+		t.Fatal(body, resp.Header)
+	}
+	<-told
+	log.Print("after")
+	w.noSecret(std.String())
+	if !strings.Contains(std.String(), "after") {
+		t.Fatal("the log is gone")
+	}
 }

@@ -5,6 +5,7 @@
 package web
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"io"
@@ -91,7 +92,20 @@ type Engine struct {
 	scrubbers scrubbers
 }
 
-// New starts an engine; Close ends it.
+// quietLog is the output of package log without what net/http says of a host that speaks unasked: it quotes
+// the host, which may know a secret.
+type quietLog struct{ io.Writer }
+
+// Write implements io.Writer.
+func (q quietLog) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("Unsolicited response received on idle HTTP channel")) {
+		return len(p), nil
+	}
+	return q.Writer.Write(p)
+}
+
+// New starts an engine; Close ends it. From then on package log keeps to itself what hosts say unasked: set
+// its output before.
 func New(c Config) *Engine {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -100,6 +114,9 @@ func New(c Config) *Engine {
 		c.Now = time.Now
 	}
 	c.defaults()
+	if _, quiet := log.Writer().(quietLog); !quiet {
+		log.SetOutput(quietLog{log.Writer()})
+	}
 	e := &Engine{Config: c, accept: &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}}
 	e.pools.engine = e
 	quiet := log.New(io.Discard, "", 0) // net/http quotes what clients sent
@@ -138,6 +155,8 @@ func (e *Engine) Serve(ctx context.Context, c Conn) {
 			Context: ctx, BaseConfig: &http.Server{ErrorLog: e.h1.ErrorLog, MaxHeaderBytes: maxHead},
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.handle(l, w, r) }),
 		})
+		cancel()
+		l.requests.wait()
 		return
 	}
 	l.strict = newStrict(plain{c.Conn})
@@ -148,14 +167,11 @@ func (e *Engine) Serve(ctx context.Context, c Conn) {
 	}
 	<-l.strict.gone
 	cancel()
-	l.requests.Wait()
+	l.requests.wait()
 }
 
 func (e *Engine) serveH1(w http.ResponseWriter, r *http.Request) {
-	l := r.Context().Value(linkKey{}).(*link)
-	l.requests.Add(1)
-	defer l.requests.Done()
-	e.handle(l, w, r)
+	e.handle(r.Context().Value(linkKey{}).(*link), w, r)
 }
 
 // link is a connection that is served.
@@ -165,7 +181,42 @@ type link struct {
 	pool     *pool
 	strict   *strict // of HTTP/1
 	served   int     // requests of HTTP/1, one after the other
-	requests sync.WaitGroup
+	requests requests
+}
+
+// requests that are being served; none begins once they are waited for.
+type requests struct {
+	mu   sync.Mutex
+	n    int
+	shut chan struct{} // not nil: it is waited for, and closed when none is left
+}
+
+func (r *requests) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.shut != nil {
+		return false
+	}
+	r.n++
+	return true
+}
+
+func (r *requests) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n--; r.n == 0 && r.shut != nil {
+		close(r.shut)
+	}
+}
+
+func (r *requests) wait() {
+	r.mu.Lock()
+	r.shut = make(chan struct{})
+	if r.n == 0 {
+		close(r.shut)
+	}
+	r.mu.Unlock()
+	<-r.shut
 }
 
 type linkKey struct{}
