@@ -408,7 +408,7 @@ func (s *suite) linkWarm(t *testing.T) {
 	}
 }
 
-// filesystems of the host that a lost mount would show in.
+// hostMounts lists the host's mounts that name a file.
 func hostMounts(t *testing.T, of string) (out []string) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")

@@ -17,7 +17,8 @@ func personalise() *vmwire.Personalise {
 	return &vmwire.Personalise{
 		Version: 1, ID: "i", Hostname: "box", Env: []wire.Text{"A=b", "B=\xff"}, Time: 5, Seed: make([]byte, 64),
 		Files: map[string]vmwire.File{"session.json": {Data: []byte{0, 255}, Mode: 0o400}},
-		Disk:  &vmwire.Disk{Device: "vdb", Bytes: 1 << 40}, Network: &vmwire.Network{Address: "10.0.0.2/30"},
+		Disk:  &vmwire.Disk{Device: "vdb", Bytes: 1 << 40}, Network: &vmwire.Network{Address: "10.0.0.2/30", Address6: "fd00::2/128", GatewayMAC: "02:00:00:00:00:01"},
+		Over:   []vmwire.Over{{From: "trust.pem", To: "/etc/ssl/cert.pem"}},
 		Limits: vmwire.Limits{PIDs: 5, OpenFiles: 6, Memory: 1 << 63},
 	}
 }
@@ -77,6 +78,8 @@ func TestWhatIsNoMessageIsRefused(t *testing.T) {
 		"no seed":           `{"type":"personalise","personalise":{"id":"i"}}`,
 		"short seed":        `{"type":"personalise","personalise":{"id":"i","seed":"AAAA"}}`,
 		"path of a file":    `{"type":"personalise","personalise":{"id":"i",` + seed + `,"files":{"../x":{}}}}`,
+		"a file from below": `{"type":"personalise","personalise":{"id":"i",` + seed + `,"over":[{"from":"../x","to":"/y"}]}}`,
+		"a file to nowhere": `{"type":"personalise","personalise":{"id":"i",` + seed + `,"over":[{"from":"x","to":"y"}]}}`,
 		"the agent's file":  `{"type":"personalise","personalise":{"id":"i",` + seed + `,"files":{"guest":{}}}}`,
 		"set-user-id":       `{"type":"personalise","personalise":{"id":"i",` + seed + `,"files":{"x":{"mode":2541}}}}`,
 		"path of a device":  `{"type":"personalise","personalise":{"id":"i",` + seed + `,"disk":{"device":"../vda"}}}`,
