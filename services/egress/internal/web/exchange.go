@@ -189,8 +189,8 @@ func (x *exchange) deny(no *session.Refusal) {
 	if status == http.StatusTooManyRequests {
 		h.Set("Retry-After", "1")
 	}
-	if x.raw || no.Reason == policy.Malformed {
-		h.Set("Connection", "close") // net/http takes it out again for HTTP/2
+	if x.strict != nil && (x.raw || no.Reason == policy.Malformed) { // HTTP/2 would end its other streams
+		h.Set("Connection", "close")
 	}
 	x.status = status
 	x.w.WriteHeader(status)

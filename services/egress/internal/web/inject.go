@@ -318,7 +318,7 @@ func (x *exchange) inject() *session.Refusal {
 	}
 	x.target.query = strings.Join(params, "&")
 	x.record.Injected = strings.Join(names, ",")
-	x.scrub = x.e.scrubbers.of(x.e.Now(), values)
+	x.scrub = x.e.scrubbers.of(x.e.Now, values)
 	// What would make the answer unreadable here, or let it come in pieces too small to know.
 	for _, name := range []string{"Range", "If-Range", "Grpc-Accept-Encoding", "Connect-Accept-Encoding", "Sec-Websocket-Extensions", "A-Im", "Want-Digest", "Want-Repr-Digest", "Want-Content-Digest"} {
 		x.header.Del(name)

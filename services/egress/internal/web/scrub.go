@@ -185,7 +185,7 @@ func (s *scrubStream) rest(out []byte) []byte {
 	return out
 }
 
-// scrubbers keeps those of secrets that are in use, for a minute after the last use.
+// scrubbers keeps those of secrets that are in use, for less than a minute after the last use.
 type scrubbers struct {
 	mu   sync.Mutex
 	byID map[[32]byte]*keptScrubber
@@ -196,13 +196,13 @@ type keptScrubber struct {
 	used time.Time
 }
 
-// keepScrubber is how long one is kept unused, and manyScrubbers how many are at most.
+// keepScrubber is how long one is kept at first, and manyScrubbers how many are at most.
 const (
 	keepScrubber  = time.Minute
 	manyScrubbers = 128
 )
 
-func (k *scrubbers) of(now time.Time, values [][]byte) *scrubber {
+func (k *scrubbers) of(now func() time.Time, values [][]byte) *scrubber {
 	h := sha256.New()
 	for _, v := range values {
 		sum := sha256.Sum256(v)
@@ -211,19 +211,29 @@ func (k *scrubbers) of(now time.Time, values [][]byte) *scrubber {
 	id := [32]byte(h.Sum(nil))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for other, s := range k.byID {
-		if now.Sub(s.used) > keepScrubber || len(k.byID) >= manyScrubbers && other != id {
-			delete(k.byID, other)
-		}
-	}
 	s := k.byID[id]
 	if s == nil {
 		s = &keptScrubber{scrubber: newScrubber(values...)}
+		if len(k.byID) >= manyScrubbers {
+			return s.scrubber
+		}
 		if k.byID == nil {
 			k.byID = map[[32]byte]*keptScrubber{}
 		}
 		k.byID[id] = s
+		time.AfterFunc(keepScrubber, func() { k.expire(now, id) })
 	}
-	s.used = now
+	s.used = now()
 	return s.scrubber
+}
+
+// expire forgets one that is not in use any more.
+func (k *scrubbers) expire(now func() time.Time, id [32]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.byID[id]; s != nil && now().Sub(s.used) < keepScrubber/2 {
+		time.AfterFunc(keepScrubber/2, func() { k.expire(now, id) })
+		return
+	}
+	delete(k.byID, id)
 }
