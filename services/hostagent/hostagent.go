@@ -114,6 +114,7 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 	if h.inv, err = inventory.Open(filepath.Join(cfg.Dir, "inventory.db")); err != nil {
 		return h, err
 	}
+	h.net.begin(ctx)
 	if err = h.load(); err != nil {
 		return h, err
 	}
@@ -125,10 +126,10 @@ func open(ctx context.Context, cfg Config, conn *bus.Conn, load Loader, log *slo
 		return h, err
 	}
 	h.bare = cfg.bare()
-	if err = h.net.open(ctx); err != nil {
+	if err = h.openDisks(ctx, load); err != nil {
 		return h, err
 	}
-	if err = h.openDisks(ctx, load); err != nil {
+	if err = h.net.open(); err != nil {
 		return h, err
 	}
 	if err = h.proveTiers(ctx); err != nil {

@@ -20,7 +20,9 @@ import (
 type nets struct {
 	h     *host
 	opens func(ctx context.Context, dir string) (links, error)
-	links links // nil: no sandbox here is given a network
+	// opened is what comes of the opening that was begun; nil: none is under way.
+	opened chan openedLinks
+	links  links // nil: no sandbox here is given a network
 	// why no tier that can have a network is offered, though this host is to give one.
 	why   string
 	files *netFiles
@@ -46,18 +48,38 @@ func newNets(h *host) *nets {
 // networked reports whether this host is to give its sandboxes a network.
 func (c Config) networked() bool { return c.Network.Enabled && !c.bare() }
 
-// open takes over the links of an earlier process. When the canary is not proved wrong, or anything else
-// fails, no link is made, and no tier that needs one is offered.
-func (n *nets) open(ctx context.Context) error {
-	cfg := n.h.cfg
-	if !cfg.networked() {
+// openedLinks are links, or why there are none.
+type openedLinks struct {
+	links links
+	err   error
+}
+
+func (n *nets) dir() string { return filepath.Join(n.h.cfg.Dir, "net") }
+
+// begin begins to take over the links of an earlier process. It takes a moment, which the lease of what runs
+// here may not have: the rest of the host opens meanwhile.
+func (n *nets) begin(ctx context.Context) {
+	if !n.h.cfg.networked() {
+		return
+	}
+	n.opened = make(chan openedLinks, 1)
+	go func(done chan<- openedLinks) {
+		l, err := n.opens(ctx, n.dir())
+		done <- openedLinks{l, err}
+	}(n.opened)
+}
+
+// open ends what begin began. Unless a canary proved that what is not bound reaches nothing, no link is made,
+// and no tier that needs one is offered.
+func (n *nets) open() error {
+	if n.opened == nil {
 		return nil
 	}
-	dir := filepath.Join(cfg.Dir, "net")
-	l, err := n.opens(ctx, dir)
-	if err != nil {
-		n.why = "its sandboxes cannot be walled off (network.enabled: false gives them no network): " + err.Error()
-		n.h.log.Error("this host offers no tier that has a network", "reason", err)
+	got := <-n.opened
+	n.opened = nil
+	if got.err != nil {
+		n.why = "its sandboxes cannot be walled off (network.enabled: false gives them no network): " + got.err.Error()
+		n.h.log.Error("this host offers no tier that has a network", "reason", got.err)
 		for t, c := range n.h.caps {
 			if c.Network && c.Absent == "" {
 				c.Absent = n.why
@@ -66,7 +88,7 @@ func (n *nets) open(ctx context.Context) error {
 		}
 		return nil
 	}
-	return n.use(l, dir)
+	return n.use(got.links, n.dir())
 }
 
 // use begins to give networks by these links.
@@ -277,7 +299,13 @@ func (n *nets) lend(ctx context.Context) {
 // close lets go: links stay, and what is bound runs out with the lease. Where there is no link nothing is
 // left.
 func (n *nets) close() error {
-	if n == nil || n.links == nil {
+	if n == nil {
+		return nil
+	}
+	if n.opened != nil {
+		n.links = (<-n.opened).links
+	}
+	if n.links == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)

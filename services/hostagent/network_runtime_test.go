@@ -71,12 +71,10 @@ func TestRealMachinesReachTheGateAlone(t *testing.T) {
 		t.Skip("skipped: -short")
 	}
 	r := realRig(t)
-	r.cfg.Tiers, r.cfg.Hello = []string{"microvm"}, slowHello
-	if err := r.cfg.preflight(); err != nil {
-		t.Skipf("skipped: %v", err)
-	}
+	r.cfg.Tiers, r.cfg.Hello = []string{"container", "microvm"}, slowHello
 	r.start()
-	if !r.run.h.net.has(driver.MicroVM) {
+	eventually(t, proveTime+time.Minute, "machines are proved", func() bool { return len(r.run.h.tiers.toProve()) == 0 })
+	if !r.run.h.offers(corev1.Tier_TIER_MICROVM) || !r.run.h.net.has(driver.MicroVM) {
 		t.Skipf("skipped: machines have no network here: %v", r.run.h.missing())
 	}
 	networkLifeOf(t, r, corev1.Tier_TIER_MICROVM)

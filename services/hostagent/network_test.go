@@ -438,7 +438,8 @@ func TestAFailedCanaryOffersNoTierWithANetwork(t *testing.T) {
 	h.proof = func(context.Context, []driver.Tier) map[driver.Tier]error { return nil }
 	h.net = newNets(h)
 	h.net.opens = func(context.Context, string) (links, error) { return nil, errors.New("something got through") }
-	must(t, h.net.open(t.Context()))
+	h.net.begin(t.Context())
+	must(t, h.net.open())
 	must(t, h.proveTiers(t.Context()))
 	h.proveLater(t.Context())
 	if got := h.tiers.offered(); len(got) != 1 || got[0] != driver.WASM {
