@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// A few connections at a time have pipes of bigPipe, which is twice as fast as smallPipe; what they hold for
-	// clients that do not read is bounded so.
+	// A few connections at a time have pipes of bigPipe, which took less of the processor than smallPipe when it
+	// was measured; what all of them hold for clients that do not read is bounded so.
 	bigPipe   = 1 << 20
 	smallPipe = 64 << 10
 	bigPipes  = 64
