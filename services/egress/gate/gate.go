@@ -179,7 +179,11 @@ func (g *gate) run(ctx context.Context, ready func()) error {
 		ready()
 	}
 	<-ctx.Done()
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	wait := stopTime
+	if !g.conn.Connected() {
+		wait = 500 * time.Millisecond // nobody hears that it ends
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
 	if err := svc.Stop(end); err != nil && !errors.Is(err, context.Canceled) {
 		g.log.Warn("the host's words were under way when the gate ended", "error", err)

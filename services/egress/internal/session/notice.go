@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
@@ -63,17 +64,15 @@ func (s *Bound) remember(r *egressv1.Record, now time.Time) {
 // Notice is the content of /run/berth/egress.json as it is now.
 func (s *Bound) Notice() []byte {
 	p := s.Policy()
+	list := s.t.lists.of(p)
 	n := notice{Session: s.binding.GetSession().GetSession(), Generation: p.Generation(), Contact: p.Ask(), Closed: s.t.Closed(),
-		Allowed: p.Allowances(), Refused: []refused{}}
-	if n.Allowed == nil {
-		n.Allowed = []policy.Allowance{}
-	}
+		Allowed: list.first, Omitted: list.omitted, Refused: []refused{}}
 	s.told.mu.Lock()
 	for i := len(s.told.refused) - 1; i >= 0; i-- {
 		n.Refused = append(n.Refused, s.told.refused[i])
 	}
 	s.told.mu.Unlock()
-	for most := 500; ; most /= 2 {
+	for most := maxListed; ; most /= 2 {
 		if over := len(n.Allowed) - most; over > 0 {
 			n.Allowed, n.Omitted = n.Allowed[:most], n.Omitted+over
 		}
@@ -85,6 +84,47 @@ func (s *Bound) Notice() []byte {
 			return []byte("{}\n") // no value of it can fail
 		}
 	}
+}
+
+// maxListed is how much of what is allowed a notice lists at most.
+const maxListed = 500
+
+// allowances are those of one policy, as notices list them.
+type allowances struct {
+	first   []policy.Allowance
+	omitted int
+}
+
+// lists are made once for all sessions that have a policy in common.
+type lists struct {
+	mu sync.Mutex
+	by map[*policy.Policy]*allowances
+}
+
+// maxLists is how many are kept.
+const maxLists = 256
+
+func (l *lists) of(p *policy.Policy) *allowances {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a, ok := l.by[p]; ok {
+		return a
+	}
+	all := p.Allowances()
+	n := min(len(all), maxListed)
+	a := &allowances{first: append(make([]policy.Allowance, 0, n), all[:n]...), omitted: len(all) - n}
+	if l.by == nil || len(l.by) >= maxLists {
+		l.by = map[*policy.Policy]*allowances{}
+	}
+	l.by[p] = a
+	return a
+}
+
+// forget drops all: policies changed.
+func (l *lists) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.by = nil
 }
 
 // because are the reasons as a user reads them; %s is the host.

@@ -78,6 +78,7 @@ type Table struct {
 	bySandbox map[string]*Bound
 
 	uses  uses
+	lists lists
 	pushs chan struct{} // slots of notices under way
 }
 
@@ -87,7 +88,7 @@ func NewTable(cfg Config) *Table {
 		cfg.Now = time.Now
 	}
 	return &Table{cfg: cfg, byAddress: map[netip.Addr]*Bound{}, bySandbox: map[string]*Bound{},
-		uses: uses{by: map[useKey]*use{}}, pushs: make(chan struct{}, 16)}
+		uses: uses{by: map[useKey]*use{}}, pushs: make(chan struct{}, 4)}
 }
 
 // ByAddress implements Finder.
@@ -289,6 +290,7 @@ func (t *Table) Sync(boot string, list []*egressv1.Binding) error {
 // Refresh has every session take the policy that is in force now; what is open is judged again and reset if
 // it is not allowed any more.
 func (t *Table) Refresh() {
+	t.lists.forget()
 	for _, s := range t.Sessions() {
 		s.refresh()
 	}
