@@ -22,7 +22,7 @@ import (
 func main() {
 	out := flag.String("out", "bench/egress.json", "file for the results")
 	parts := flag.String("parts", "memory,throughput,requests,latency,policy,rules", "parts to run")
-	window := flag.Duration("window", 5*time.Second, "how long each rate is measured")
+	window := flag.Duration("window", 2*time.Second, "how long a rate is measured each time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
