@@ -10,6 +10,7 @@ import (
 	"net/http/httptrace"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/berth-dev/berth/services/egress/internal/session"
 	"github.com/berth-dev/berth/services/egress/policy"
@@ -23,11 +24,18 @@ type upload struct {
 	body io.ReadCloser
 	scan *bodyScan
 	out  http.Header // trailers as they go out
+	size int64
+	// whole: all of it came.
+	whole atomic.Bool
 }
 
 // Read implements io.Reader.
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.body.Read(p)
+	u.size += int64(n)
+	if errors.Is(err, io.EOF) || u.size == u.x.r.ContentLength {
+		u.whole.Store(true)
+	}
 	if n > 0 {
 		no := u.x.count(n, 0)
 		if no == nil && u.scan.hit(p[:n]) {
@@ -85,7 +93,8 @@ func (x *exchange) outgoing() (*http.Request, *session.Refusal) {
 			scan.own = append(scan.own, placeholderOf(p.Injection))
 		}
 		r.ContentLength = x.r.ContentLength
-		r.Body = &upload{x: x, body: x.r.Body, scan: scan, out: r.Trailer}
+		x.upload = &upload{x: x, body: x.r.Body, scan: scan, out: r.Trailer}
+		r.Body = x.upload
 	}
 	ctx := httptrace.WithClientTrace(x.ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		x.address.Store(addressOf(i.Conn))
@@ -184,7 +193,7 @@ func (x *exchange) answer(resp *http.Response) *session.Refusal {
 	for name := range resp.Trailer {
 		to.Add("Trailer", name)
 	}
-	if x.raw {
+	if x.early() || x.raw {
 		to.Set("Connection", "close")
 	}
 	x.status = resp.StatusCode
@@ -194,6 +203,20 @@ func (x *exchange) answer(resp *http.Response) *session.Refusal {
 		return no
 	}
 	return x.answerTrailers(resp.Trailer)
+}
+
+// early reports whether the answer begins before the body of a request of HTTP/1 has ended. Both then go on
+// at once, and the connection ends after them.
+func (x *exchange) early() bool {
+	if x.strict == nil || x.upload == nil {
+		return false
+	}
+	if !x.upload.whole.Load() {
+		_ = http.NewResponseController(x.w).EnableFullDuplex()
+		return true
+	}
+	_, _ = x.r.Body.Read(make([]byte, 1)) // net/http has to see the end
+	return false
 }
 
 func (x *exchange) answerTrailers(trailer http.Header) *session.Refusal {

@@ -33,6 +33,7 @@ type exchange struct {
 	places   []place     // where secrets go
 	scrub    *scrubber   // of the secrets that went out; nil: none did
 
+	upload  *upload // nil: the request has no body
 	live    session.Live
 	record  *egressv1.Record
 	out, in atomic.Uint64
@@ -62,9 +63,6 @@ func (e *Engine) handle(l *link, w http.ResponseWriter, r *http.Request) {
 		Protocol: string(l.protocol()), Door: l.Door, Authority: short(r.Host), Method: short(r.Method),
 		Began: timestamppb.New(e.Now()),
 	}}
-	if l.strict != nil {
-		_ = http.NewResponseController(w).EnableFullDuplex() // an answer may begin before the body has ended
-	}
 	defer x.finish()
 	stop := context.AfterFunc(l.ctx, cancel)
 	defer stop()

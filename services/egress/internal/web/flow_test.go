@@ -19,6 +19,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
+
+	"github.com/berth-dev/berth/services/egress/policy"
 )
 
 // rubbish answers with what it got as if that were HTTP.
@@ -249,5 +251,117 @@ func TestSecretOverSeveralFramesIsMasked(t *testing.T) {
 	w.noSecret(string(all))
 	if !strings.Contains(string(all), "\x89\x02hi") || strings.Count(string(all), "*") < 2*len(theSecret)-8 {
 		t.Fatalf("%q", all)
+	}
+}
+
+// Row 28 for WebSocket.
+func TestRow28RevokedWebSocketIsReset(t *testing.T) {
+	w := newWorld(t, twoHosts)
+	w.host("a.test", 80, echoSocket(func(*http.Request) string { return "" }))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "ws://a.test/", &websocket.DialOptions{HTTPClient: w.client("a.test", 80, false)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	if err := c.Write(ctx, websocket.MessageText, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Read(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.box.apply(t, "rules: [{name: b, allow: {hosts: [b.test], protocol: https}}]")
+	if _, _, err := c.Read(ctx); err == nil || ctx.Err() != nil {
+		t.Fatal("it goes on", err)
+	}
+	if r := w.box.last(t); r.Verdict != egressv1.Verdict_VERDICT_RESET || r.Protocol != "websocket" {
+		t.Fatal(r)
+	}
+}
+
+func TestAnswersWithoutASecretAreNotTouched(t *testing.T) {
+	w := newWorld(t, twoHosts)
+	body := strings.Repeat("\x00\xffany bytes", 20000)
+	w.host("a.test", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			if b, err := io.ReadAll(r.Body); err != nil || string(b) != body || r.ContentLength != int64(len(body)) {
+				t.Error("the upload came otherwise", len(b), err)
+			}
+		}
+		if r.Header.Get("Accept-Encoding") != "br" || r.Header.Get("Range") != "bytes=0-9" {
+			t.Error(r.Header)
+		}
+		rw.Header().Set("Content-Encoding", "br")
+		rw.Header()["Content-Type"] = nil
+		rw.WriteHeader(206)
+		_, _ = io.WriteString(rw, body)
+	}))
+	for _, h2 := range []bool{false, true} {
+		for _, method := range []string{"GET", "POST"} {
+			r := request(t, method, "https://a.test/", nil, "Accept-Encoding: br", "Range: bytes=0-9")
+			if method == "POST" {
+				r = request(t, method, "https://a.test/", strings.NewReader(body), "Accept-Encoding: br", "Range: bytes=0-9")
+			}
+			resp, got := do(t, w.client("a.test", 443, h2), r)
+			if got != body || resp.StatusCode != 206 || resp.Header.Get("Content-Encoding") != "br" || resp.Header["Content-Type"] != nil {
+				t.Fatal(len(got), resp.StatusCode, resp.Header)
+			}
+		}
+	}
+}
+
+func TestHeadTellsTheLengthAndEndsThere(t *testing.T) {
+	w := newWorld(t, injecting)
+	w.host("api.example.com", 443, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Length", "12345")
+		rw.Header().Set("X-Echo", r.Header.Get("Authorization"))
+	}))
+	for _, h2 := range []bool{false, true} {
+		c := w.client("api.example.com", 443, h2)
+		for range 2 {
+			resp, _ := do(t, c, request(t, "HEAD", "https://api.example.com/v1/", nil))
+			if resp.StatusCode != 200 || resp.ContentLength != 12345 {
+				t.Fatal(resp.StatusCode, resp.ContentLength)
+			}
+			w.noSecret(resp.Header.Get("X-Echo"))
+		}
+	}
+}
+
+func TestConnectionGoesOnAfterADenial(t *testing.T) {
+	w := newWorld(t, twoHosts)
+	w.host("a.test", 80, http.HandlerFunc(echoPath))
+	c := w.connect(Conn{Name: "a.test", Port: 80})
+	b := bufio.NewReader(c)
+	for range 3 {
+		_, _ = io.WriteString(c, "DELETE /x HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nhello")
+		resp, _ := hear(t, b)
+		want(t, resp, 403, policy.BadMethod)
+		_, _ = io.WriteString(c, "GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n")
+		if resp, body := hear(t, b); resp.StatusCode != 200 || body != "GET a.test /x" {
+			t.Fatal(resp.StatusCode, body)
+		}
+	}
+}
+
+func TestConnectionGoesOnAfterUploads(t *testing.T) {
+	w := newWorld(t, twoHosts)
+	w.host("a.test", 80, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		_, _ = fmt.Fprint(rw, len(b))
+	}))
+	c := w.connect(Conn{Name: "a.test", Port: 80})
+	b := bufio.NewReader(c)
+	for i := range 50 {
+		size := i * 997
+		_, _ = fmt.Fprintf(c, "POST /x HTTP/1.1\r\nHost: a.test\r\nContent-Length: %d\r\n\r\n%s", size, strings.Repeat("x", size))
+		if resp, body := hear(t, b); resp.StatusCode != 200 || body != fmt.Sprint(size) {
+			t.Fatal(resp.StatusCode, body)
+		}
+		_, _ = fmt.Fprintf(c, "POST /x HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", size+1, strings.Repeat("x", size+1))
+		if resp, body := hear(t, b); resp.StatusCode != 200 || body != fmt.Sprint(size+1) {
+			t.Fatal(resp.StatusCode, body)
+		}
 	}
 }
