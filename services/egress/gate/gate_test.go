@@ -239,6 +239,7 @@ func TestRestartedGateTakesUpWithTheNextSync(t *testing.T) {
 		t.Fatal("a download outlived the gate")
 	}
 	w.start()
+	w.opened()
 	if w.reaches(1, "api.example.com") {
 		t.Error("a gate without bindings lets something out")
 	}

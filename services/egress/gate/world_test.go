@@ -144,6 +144,20 @@ type world struct {
 }
 
 func newWorld(t testing.TB, change ...func(*Config)) *world {
+	w := makeWorld(t, change...)
+	w.start()
+	w.opened()
+	return w
+}
+
+// newWorldAt is newWorld with doors in the router at path, once there is one.
+func newWorldAt(t testing.TB, path string) *world {
+	w := makeWorld(t, func(c *Config) { c.Listener, c.Router = nil, path })
+	w.start()
+	return w
+}
+
+func makeWorld(t testing.TB, change ...func(*Config)) *world {
 	w := &world{t: t, at: &loopback{at: map[string]string{}, id: "1"}, cell: x509.NewCertPool()}
 	w.bus = bustest.Start(t, subjects.Host("h1"), subjects.Host("h2"), subjects.Gate("h1"))
 	w.op = bustest.Connect(t, w.bus, subjects.Operator())
@@ -161,11 +175,10 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	for _, f := range change {
 		f(&w.cfg)
 	}
-	w.start()
 	return w
 }
 
-// start starts a gate, and waits for its doors.
+// start starts a gate.
 func (w *world) start() {
 	w.t.Helper()
 	conn := bustest.Connect(w.t, w.bus, subjects.Gate("h1"))
@@ -184,6 +197,11 @@ func (w *world) start() {
 	case <-time.After(patience):
 		w.t.Fatal("the gate is not ready")
 	}
+}
+
+// opened waits for the doors on loopback.
+func (w *world) opened() {
+	w.t.Helper()
 	eventually(w.t, "the doors are open", func() bool {
 		for _, f := range []string{door4, door6} {
 			c, err := net.Dial(f, w.at.door(f, portDNS))
@@ -339,19 +357,34 @@ func (w *world) connect(n int, host string) (net.Conn, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	must(w.t, c.SetDeadline(time.Now().Add(patience)))
-	fmt.Fprintf(c, "CONNECT %s:%d HTTP/1.1\r\nHost: %s:%d\r\n\r\n", host, w.port, host, w.port)
-	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	c, err = tunnel(c, fmt.Sprintf("%s:%d", host, w.port))
+	var refused status
+	if errors.As(err, &refused) {
+		return nil, int(refused), nil
+	}
+	return c, 200, err
+}
+
+// status of an answer to CONNECT that is a refusal.
+type status int
+
+func (s status) Error() string { return fmt.Sprintf("CONNECT is answered with %d", int(s)) }
+
+// tunnel asks a CONNECT door for a connection.
+func tunnel(c net.Conn, to string) (net.Conn, error) {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)
+	resp, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	if err == nil && resp.StatusCode != 200 {
+		err = status(resp.StatusCode)
+	}
 	if err != nil {
 		c.Close()
-		return nil, 0, err
+		return nil, err
 	}
-	if resp.StatusCode != 200 {
-		c.Close()
-		return nil, resp.StatusCode, nil
-	}
-	return c, 200, nil
+	return c, nil
 }
 
 // get asks the host for a path through CONNECT and TLS.
