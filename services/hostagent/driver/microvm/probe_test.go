@@ -3,9 +3,11 @@
 package microvm
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/services/hostagent/driver"
+	"github.com/berth-dev/berth/services/hostagent/internal/network"
 )
 
 // TestKVMOnlyAfterARealBoot: what this host really runs machines with is found by booting one, said
@@ -137,40 +140,85 @@ func TestPreflightIsOneSentenceAndMakesNothing(t *testing.T) {
 }
 
 // TestTheNamespaceOfAMachineLeadsNowhere: a QEMU that its machine has taken over finds lo and, without a link,
-// a tap that is down; nothing that leads anywhere.
+// a tap that is down. The one tap that it holds is that, or its link's in the router.
 func TestTheNamespaceOfAMachineLeadsNowhere(t *testing.T) {
 	h := newHost(t)
 	if !h.cfg.Network {
 		t.Skip("skipped: this kernel has no taps")
 	}
-	d := openDriver(t, h)
-	sb, _ := start(t, d, h.Spec(t, 1, 1))
-	path, err := d.Netns(t.Context(), sb.ID)
+	r, err := network.Open(t.Context(), network.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var st, host unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil || unix.Stat("/proc/self/ns/net", &host) != nil || st.Ino == host.Ino {
-		t.Errorf("its namespace is the host's: %v", err)
-	}
-	var names []string
-	for line := range strings.Lines(proc(t, sb.PID, "net/dev")) {
-		if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			names = append(names, name)
+	t.Cleanup(func() {
+		if err := r.Destroy(context.Background()); err != nil {
+			t.Error(err)
 		}
+	})
+	d := openDriver(t, h)
+	plain, linked := h.Spec(t, 1, 1), h.Spec(t, 2, 1)
+	l, err := r.Make(t.Context(), string(linked.ID()), true)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, n := range names { // some kernels put tunnels that are down into every namespace
-		if n != "lo" && n != "tap0" && !strings.Contains("tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0", n) {
-			t.Errorf("its namespace has %s", n)
+	linked.Link = &l
+	for tap, spec := range map[string]driver.Spec{"tap0": plain, l.Name: linked} {
+		sb, _ := start(t, d, spec)
+		path, err := d.Netns(t.Context(), sb.ID)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if !strings.Contains(fmt.Sprint(names), "tap0") {
-		t.Errorf("its namespace has %v", names)
-	}
-	if route := proc(t, sb.PID, "net/route"); strings.Count(route, "\n") > 1 {
-		t.Errorf("its namespace leads somewhere: %s", route)
+		var st, host unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || unix.Stat("/proc/self/ns/net", &host) != nil || st.Ino == host.Ino {
+			t.Errorf("its namespace is the host's: %v", err)
+		}
+		want := []string{"lo"}
+		if spec.Link == nil {
+			want = append(want, tap)
+		}
+		if got := devices(t, sb.PID); !slices.Equal(got, want) {
+			t.Errorf("its namespace has %v, not %v", got, want)
+		}
+		if route := proc(t, sb.PID, "net/route"); strings.Count(route, "\n") > 1 {
+			t.Errorf("its namespace leads somewhere: %s", route)
+		}
+		if got := taps(t, sb.PID); !slices.Equal(got, []string{tap}) {
+			t.Errorf("it holds the taps %v, not %s", got, tap)
+		}
 	}
 	if _, err := d.Netns(t.Context(), "bnone"); err == nil {
 		t.Error("a network of nothing")
 	}
+}
+
+// devices are the interfaces in a process's network namespace.
+func devices(t *testing.T, pid int) (out []string) {
+	t.Helper()
+	for line := range strings.Lines(proc(t, pid, "net/dev")) {
+		name, _, ok := strings.Cut(strings.TrimSpace(line), ":")
+		// Some kernels put tunnels that are down into every namespace.
+		if ok && !slices.Contains(strings.Fields("tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0"), name) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// taps are the interfaces whose descriptors a process holds.
+func taps(t *testing.T, pid int) (out []string) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		for line := range strings.Lines(string(b)) {
+			if name, ok := strings.CutPrefix(line, "iff:"); ok {
+				out = append(out, strings.TrimSpace(name))
+			}
+		}
+	}
+	return out
 }
