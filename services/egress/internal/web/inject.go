@@ -205,14 +205,25 @@ func basic(v string) (string, bool) {
 	return string(b), err == nil
 }
 
-// marks are the placeholders that no rule's default would be recognised by.
+// marked are the placeholders of one policy. Policies do not change.
+type marked struct {
+	of    *policy.Policy
+	marks []string
+}
+
+// marks are the placeholders of the policy in force that do not begin as all others do.
 func (x *exchange) marks() []string {
+	p := x.Session.Policy()
+	if m := x.marked.Load(); m != nil && p != nil && m.of == p {
+		return m.marks
+	}
 	var out []string
 	for _, in := range x.e.Injections(x.Session) {
 		if m := placeholderOf(in); !strings.HasPrefix(m, placeholderStart) && !slices.Contains(out, m) {
 			out = append(out, m)
 		}
 	}
+	x.marked.Store(&marked{of: p, marks: out})
 	return out
 }
 

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -182,6 +183,7 @@ type link struct {
 	strict   *strict // of HTTP/1
 	served   int     // requests of HTTP/1, one after the other
 	requests requests
+	marked   atomic.Pointer[marked]
 }
 
 // requests that are being served; none begins once they are waited for.
