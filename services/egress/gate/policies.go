@@ -54,10 +54,12 @@ type document struct {
 	at         time.Time
 }
 
-// lookEvery is how often it is looked whether the watch keeps up, mostLate how often it may not.
+// lookEvery is how often it is looked whether the connection was lost, askEvery how many looks later the
+// bucket is asked whether the watch keeps up, and mostLate how often it may not.
 const (
-	lookEvery = 500 * time.Millisecond
-	mostLate  = 2
+	lookEvery = 250 * time.Millisecond
+	askEvery  = 8
+	mostLate  = 1
 )
 
 func newPolicies(conn *bus.Conn, log *slog.Logger) *policies {
@@ -198,7 +200,8 @@ func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, behind chan<- 
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	began := p.conn.NATS().Stats().Reconnects
-	for late := 0; ; {
+	late := 0
+	for n := 1; ; n++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -207,6 +210,9 @@ func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, behind chan<- 
 		if p.conn.NATS().Stats().Reconnects != began {
 			behind <- errors.New("the connection to the bus was lost")
 			return
+		}
+		if n%askEvery != 0 {
+			continue
 		}
 		last, err := lastRevision(ctx, bucket)
 		if err != nil {
