@@ -16,6 +16,9 @@
 //   - a warm sandbox is nobody's until one wake claims it, which takes it for good: after a claim that
 //     failed it is removed, and the wake goes on cold. There are never more of a template and tier than
 //     the pool allows, and none outlives this process unclaimed, a lost lease, or a drain;
+//   - what leaves a sandbox comes out of a link of its own, at the doors of this host's gate and nowhere
+//     else: while the gate knows whose it is, the kernel lets the link through, and the lease holds, by the
+//     kernel's clock. Whoever stops a sandbox ends that first, and leaves no link;
 //   - a host that scheduler says was removed for good stops what runs here and ends: only files stay.
 //
 // Ordering: commands for one session run one at a time; those for different sessions at once.

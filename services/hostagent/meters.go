@@ -24,13 +24,19 @@ type meters struct {
 	prepares      metric.Float64Histogram
 	claims        metric.Int64Counter
 	binds         metric.Float64Histogram
+	bound         metric.Int64UpDownCounter
 	drops         metric.Int64Counter
 	// noted, if set, hears of each refusal too, for tests.
 	noted func(what, place string)
 }
 
 func newMeters() meters {
+	bound, err := obs.Meter().Int64UpDownCounter("berth.host.network.bound", metric.WithDescription("Sandboxes whose link the kernel lets through while the lease holds."))
+	if err != nil {
+		panic(err)
+	}
 	return meters{
+		bound:    bound,
 		wakes:    obs.Histogram("berth.host.wake.seconds", "Time of a wake on this host, by outcome."),
 		sleeps:   obs.Histogram("berth.host.sleep.seconds", "Time of a sleep on this host, by outcome."),
 		streams:  obs.Histogram("berth.host.stream.seconds", "Time of an operation of the data plane to its end, by operation and outcome."),
@@ -74,6 +80,13 @@ func (m meters) claim(what string) {
 
 func (m meters) bind(took time.Duration, err error) {
 	m.binds.Record(context.Background(), took.Seconds(), outcome(err))
+}
+
+// lets counts a link that is let through from now on (1), or not any more (-1).
+func (m meters) lets(n int64) {
+	if m.bound != nil {
+		m.bound.Add(context.Background(), n)
+	}
 }
 
 // dropped counts what came since the last look. A count that fell began anew.

@@ -58,10 +58,16 @@ func (n *nets) put(l network.Link, msg *egressv1.Binding, open bool) *binding {
 	id := ids.SandboxID(l.Sandbox)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if b := n.all[id]; b != nil && proto.Equal(b.msg, msg) {
-		return b
+	if old := n.all[id]; old != nil {
+		if proto.Equal(old.msg, msg) {
+			return old
+		}
+		old.end(n.h.meters)
 	}
 	b := &binding{id: id, link: l, msg: msg, open: open}
+	if open {
+		n.h.meters.lets(1)
+	}
 	n.all[id] = b
 	n.changes++
 	return b
@@ -138,6 +144,16 @@ func (n *nets) tellBind(ctx context.Context, b *binding) ([]byte, error) {
 	return r.GetNotice(), err
 }
 
+// end has nobody let the link through for this binding any more.
+func (b *binding) end(m meters) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open {
+		m.lets(-1)
+	}
+	b.open, b.ended = false, true
+}
+
 // admit has the kernel let the link through, unless the binding has ended.
 func (n *nets) admit(ctx context.Context, b *binding) error {
 	b.mu.Lock()
@@ -155,6 +171,7 @@ func (n *nets) admit(ctx context.Context, b *binding) error {
 		return errs.E("bind", errkind.Unavailable, string(b.id), err)
 	}
 	b.open = true
+	n.h.meters.lets(1)
 	return nil
 }
 
@@ -171,9 +188,7 @@ func (n *nets) unbind(ctx context.Context, id ids.SandboxID) error {
 	}
 	n.mu.Unlock()
 	if b != nil {
-		b.mu.Lock()
-		b.open, b.ended = false, true
-		b.mu.Unlock()
+		b.end(n.h.meters)
 		n.tellUnbind(b)
 	}
 	l, ok, err := n.linkOf(ctx, id, b)

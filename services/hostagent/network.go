@@ -253,6 +253,7 @@ func (n *nets) again(ctx context.Context) {
 		if !was {
 			continue
 		}
+		n.h.meters.lets(-1)
 		if err := n.admit(ctx, b); err != nil {
 			n.h.log.Warn("a session has no way out for now", "sandbox", b.id, "error", err)
 		}
