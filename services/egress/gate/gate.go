@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -97,7 +98,8 @@ func (g *gate) build(ctx context.Context) (err error) {
 	g.outlet = newOutlet(g.conn, g.host, g.log, lost)
 	g.policies = newPolicies(g.conn, g.log)
 	g.table = session.NewTable(session.Config{Host: g.cfg.Host, Policies: g.policies, Audit: g.spool, Outlet: g.outlet, Boot: boot,
-		MaxConnections: g.cfg.MaxConnections, AllConnections: g.cfg.AllConnections, Log: g.log, Noted: g.m.noted})
+		MaxConnections: g.cfg.MaxConnections, AllConnections: g.cfg.AllConnections, Log: g.log, Noted: g.m.noted,
+		Kept: filepath.Join(g.cfg.Dir, "bytes.json")})
 	g.policies.changed, g.policies.applied = g.table.Refresh, g.m.inForce
 	g.minter = mint.New(ctx, g.certificate, time.Now)
 	g.engine = web.New(web.Config{Upstream: dialer, Secrets: secrets, Roots: roots, Log: g.log})

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"encoding/json"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,5 +132,50 @@ func (u *uses) clean(now time.Time) {
 			delete(u.by, k)
 		}
 		x.mu.Unlock()
+	}
+}
+
+// keptUse is what a restart of the gate keeps of a rule with a limit of bytes.
+type keptUse struct {
+	Tenant, Session, Rule string
+	Layer                 int32
+	Day                   int64
+	Bytes, PerDay         uint64
+}
+
+// save writes the bytes of the day to a file, whole or not at all.
+func (u *uses) save(file string, now time.Time) error {
+	kept := []keptUse{}
+	u.mu.Lock()
+	for k, x := range u.by {
+		if most, n := x.perDay.Load(), x.bytes.Load(); most > 0 && n > 0 && x.day.Load() == dayOf(now) {
+			kept = append(kept, keptUse{k.tenant, k.session, k.rule, int32(k.layer), x.day.Load(), n, most})
+		}
+	}
+	u.mu.Unlock()
+	raw, err := json.Marshal(kept)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+".new", raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
+// load reads them. A file that cannot be read has none.
+func (u *uses) load(file string) {
+	raw, err := os.ReadFile(file)
+	var kept []keptUse
+	if err != nil || json.Unmarshal(raw, &kept) != nil {
+		return
+	}
+	for _, k := range kept {
+		x := &use{}
+		x.day.Store(k.Day)
+		x.bytes.Store(k.Bytes)
+		x.perDay.Store(k.PerDay)
+		x.max.BytesPerDay = k.PerDay
+		u.by[useKey{k.Tenant, k.Session, egressv1.Layer(k.Layer), k.Rule}] = x
 	}
 }

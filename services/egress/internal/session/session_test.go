@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -353,6 +355,28 @@ func TestLimitsOfARule(t *testing.T) {
 	must(t, err)
 	must(t, l.Bytes(1, 1))
 	l.Close()
+}
+
+// A gate that restarts knows what a session has used of the day.
+func TestBytesOfTheDayOutliveARestart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "bytes.json")
+	first := newWorld(t, pypi)
+	first.cfg.Kept = file
+	l, _, err := open(t, first.bind(1, 1), "pypi.org")
+	must(t, err)
+	must(t, l.Bytes(1<<19, 1<<19))
+	l.Close()
+	first.keep()
+	second := newWorld(t, pypi)
+	second.uses.load(file)
+	_, _, err = open(t, second.bind(1, 1), "pypi.org")
+	refusedAs(t, err, policy.Bytes)
+	second.now.Add(int64(24 * time.Hour))
+	l, _, err = open(t, second.bind(1, 1), "pypi.org")
+	must(t, err)
+	l.Close()
+	must(t, os.WriteFile(file, []byte("{torn"), 0o600))
+	newWorld(t, pypi).uses.load(file)
 }
 
 func TestConnectionsAreBounded(t *testing.T) {

@@ -56,6 +56,8 @@ type Config struct {
 	// MaxConnections of one session, AllConnections of all.
 	MaxConnections, AllConnections int
 	Log                            *slog.Logger
+	// Kept is a file that keeps the bytes of the day over a restart; empty: none does.
+	Kept string
 	// Noted, if set, is told each record that is noted.
 	Noted func(*egressv1.Record)
 }
@@ -87,8 +89,12 @@ func NewTable(cfg Config) *Table {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Table{cfg: cfg, byAddress: map[netip.Addr]*Bound{}, bySandbox: map[string]*Bound{},
+	t := &Table{cfg: cfg, byAddress: map[netip.Addr]*Bound{}, bySandbox: map[string]*Bound{},
 		uses: uses{by: map[useKey]*use{}}, pushs: make(chan struct{}, 4)}
+	if cfg.Kept != "" {
+		t.uses.load(cfg.Kept)
+	}
+	return t
 }
 
 // ByAddress implements Finder.
@@ -310,6 +316,7 @@ func (t *Table) Run(ctx context.Context) {
 			for _, s := range t.Sessions() {
 				s.flush(true)
 			}
+			t.keep()
 			return
 		case <-tick.C:
 		}
@@ -327,8 +334,21 @@ func (t *Table) Run(ctx context.Context) {
 				s.flush(false)
 			}
 		}
+		if n%100 == 99 {
+			t.keep()
+		}
 		if n%600 == 0 {
 			t.uses.clean(t.cfg.Now())
 		}
+	}
+}
+
+// keep writes what a restart is to find.
+func (t *Table) keep() {
+	if t.cfg.Kept == "" {
+		return
+	}
+	if err := t.uses.save(t.cfg.Kept, t.cfg.Now()); err != nil {
+		t.cfg.Log.Warn("the bytes of the day are not kept: a restart begins them anew", "error", err)
 	}
 }
