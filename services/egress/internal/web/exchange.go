@@ -166,6 +166,10 @@ func headSize(h http.Header) (n int) {
 
 // deny answers with why not, or ends what was begun.
 func (x *exchange) deny(no *session.Refusal) {
+	if x.decision.Generation == 0 { // it was refused before the policy was asked
+		p := x.Session.Policy()
+		x.decision.Generation, x.decision.Ask = p.Generation(), p.Ask()
+	}
 	d := x.decision
 	d.Allowed, d.Reason = false, no.Reason
 	x.record.Reason, x.record.Verdict = string(no.Reason), egressv1.Verdict_VERDICT_DENIED
