@@ -55,18 +55,25 @@ func TestWhatCarriesEgressMayGo(t *testing.T) {
 		w.eventually(t, passed, words...)
 	})
 	t.Run("an-agent-that-starts-again-keeps-the-links", func(t *testing.T) {
-		e.For(t).Member(w.session.Host()).Crash()
+		e.For(t).Member(w.session.Host()).Kill()
 		w.eventually(t, passed, words...)
 	})
 	t.Run("another-host-lets-out-the-same", func(t *testing.T) {
+		if _, err := w.session.Checkpoint(t.Context()); err != nil { // what was never saved waits for its host
+			t.Fatal(err)
+		}
 		e.For(t).Member(w.session.Host()).Hold()
 		was := w.session.Host()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
+		var err error
 		for w.session.Host() == was && ctx.Err() == nil {
-			if err := w.session.Reopen(ctx); err != nil {
+			if err = w.session.Reopen(ctx); err != nil {
 				time.Sleep(200 * time.Millisecond)
 			}
+		}
+		if w.session.Host() == was {
+			t.Fatalf("the session stays on %s: %v", was, err)
 		}
 		w.eventually(t, passed, words...)
 	})

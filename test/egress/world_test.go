@@ -77,6 +77,7 @@ type world struct {
 	env       *testenv.Env
 	in        *internet
 	tier      string
+	client    *sdk.Client
 	session   *sdk.Session
 	neighbour *sdk.Session // of a tenant without a policy
 }
@@ -164,11 +165,13 @@ func (w *world) open(tenant string, program []byte) *sdk.Session {
 	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	defer cancel()
 	c := w.env.Client(tenant, "egress-"+w.tier)
-	ask := sdk.OpenOptions{Template: templates[w.tier], Risk: sdk.OwnCode()}
-	s, err := c.Open(ctx, ask)
+	if w.client == nil {
+		w.client = c // of the first, who is tried
+	}
+	s, err := c.Open(ctx, w.ask())
 	for err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "does not offer it") {
 		time.Sleep(200 * time.Millisecond) // not every part of Berth has heard of a tier that was proved just now
-		s, err = c.Open(ctx, ask)
+		s, err = c.Open(ctx, w.ask())
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -187,6 +190,10 @@ func (w *world) open(tenant string, program []byte) *sdk.Session {
 		w.t.Fatalf("bring the probe in: %v", err)
 	}
 	return s
+}
+
+func (w *world) ask() sdk.OpenOptions {
+	return sdk.OpenOptions{Template: templates[w.tier], Risk: sdk.OwnCode()}
 }
 
 // outcome is what the probe prints.
