@@ -12,6 +12,7 @@ import (
 
 	boxv1 "github.com/berth-dev/berth/schemas/gen/berth/box/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
+	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	lifecyclev1 "github.com/berth-dev/berth/schemas/gen/berth/lifecycle/v1"
@@ -40,6 +41,8 @@ var eventBodies = map[string]proto.Message{
 	"audit identity":     &identityv1.Audit{},
 	"audit credentials":  &credentialsv1.Audit{},
 	"BERTH_USAGE":        &hostv1.UsageSample{},
+	"gate session":       &egressv1.Event{},
+	"audit gate":         &egressv1.Record{},
 }
 
 type call struct{ req, resp proto.Message }
@@ -90,6 +93,18 @@ var methodBodies = map[string]call{
 	"credentials revoke":        {&credentialsv1.RevokeRequest{}, &credentialsv1.RevokeReply{}},
 	"credentials datakey":       {&credentialsv1.DataKeyRequest{}, &credentialsv1.DataKeyReply{}},
 	"credentials jwks":          {&credentialsv1.JwksRequest{}, &credentialsv1.JwksReply{}},
+	"credentials egress_ca":     {&credentialsv1.EgressCARequest{}, &credentialsv1.EgressCAReply{}},
+	"credentials secret_put":    {&credentialsv1.SecretPutRequest{}, &credentialsv1.SecretPutReply{}},
+	"credentials secrets":       {&credentialsv1.SecretsRequest{}, &credentialsv1.SecretsReply{}},
+	"credentials secret_remove": {&credentialsv1.SecretRemoveRequest{}, &credentialsv1.SecretRemoveReply{}},
+	"credentials reveal":        {&credentialsv1.RevealRequest{}, &credentialsv1.RevealReply{}},
+	"egress apply":              {&egressv1.ApplyRequest{}, &egressv1.ApplyReply{}},
+	"egress policies":           {&egressv1.PoliciesRequest{}, &egressv1.PoliciesReply{}},
+	"egress remove":             {&egressv1.RemovePolicyRequest{}, &egressv1.RemovePolicyReply{}},
+	"gate bind":                 {&egressv1.BindRequest{}, &egressv1.BindReply{}},
+	"gate unbind":               {&egressv1.UnbindRequest{}, &egressv1.UnbindReply{}},
+	"gate sync":                 {&egressv1.SyncRequest{}, &egressv1.SyncReply{}},
+	"host notice":               {&egressv1.NoticeRequest{}, &egressv1.NoticeReply{}},
 	"pool reserve":              {&poolv1.ReserveRequest{}, &poolv1.ReserveReply{}},
 	"pool settle":               {&poolv1.SettleRequest{}, &poolv1.SettleReply{}},
 	"pool apply":                {&poolv1.ApplyRequest{}, &poolv1.ApplyReply{}},

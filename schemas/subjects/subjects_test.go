@@ -40,7 +40,7 @@ var (
 		return ids.DeriveSessionKey([]byte("k"), "i", "t", rapid.String().Draw(t, "subject"), "n")
 	})
 	callerGen = rapid.Custom(func(t *rapid.T) Caller {
-		switch rapid.IntRange(0, 4).Draw(t, "role") {
+		switch rapid.IntRange(0, 5).Draw(t, "role") {
 		case 0:
 			return Service(rapid.SampledFrom(Services).Draw(t, "service"))
 		case 1:
@@ -49,6 +49,8 @@ var (
 			return Frontend(ids.Tenant(nameGen.Draw(t, "tenant")), ids.Frontend(nameGen.Draw(t, "frontend")))
 		case 3:
 			return Operator()
+		case 4:
+			return Gate(ids.Host(nameGen.Draw(t, "host")))
 		}
 		return Keeper()
 	})
@@ -108,12 +110,18 @@ func TestRPCTakesTheCallerFromTheSubject(t *testing.T) {
 		caller := callerGen.Draw(t, "caller")
 		var host ids.Host
 		s := RPC(m.Service, m.Name, caller)
-		if m.Service == "host" {
+		if PerHost(m.Service) {
 			host = ids.Host(nameGen.Draw(t, "host"))
+			if caller.Host != "" && rapid.Bool().Draw(t, "own") {
+				host = caller.Host
+			}
 			s = HostRPC(host, m.Name, caller)
+			if m.Service == "gate" {
+				s = GateRPC(host, m.Name, caller)
+			}
 		}
 		got, err := ParseRPC(s)
-		if m.Allows(caller) {
+		if m.Allows(caller) && (m.CallersHost(caller) == "*" || caller.Host == host) {
 			same(t, s, got, err, Call{m.Service, host, m.Name, caller})
 			if !slices.ContainsFunc(m.Endpoints(host), func(p string) bool { return Match(p, s) }) {
 				t.Fatalf("%s lies in none of %v", s, m.Endpoints(host))
