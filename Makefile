@@ -95,7 +95,7 @@ bench-pool: runtimes image build ## warm claims beside cold opens in every tier,
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/pool --out bench/pool.json
 
-egress: runtimes image build ## every known way round an egress policy, in every tier with a network; real clients; prints rows per tier
+egress: runtimes image build ## every known way round an egress policy, in every tier with a network; real clients
 	@set -o pipefail; go test -json -p 1 -timeout 25m -count=1 ./test/egress | go run ./tools/testreport
 
 hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
