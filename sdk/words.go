@@ -155,7 +155,7 @@ type Place struct {
 	Limits      Limits
 	Persists    string        // what outlives the compute, in words
 	Idle        time.Duration // it falls asleep after so long without activity
-	Network     string        // "none" in this release
+	Network     string        // named: what its egress policy names can be reached; none: it has no network
 	Template    string
 	SessionName string
 	ImageDigest string

@@ -227,7 +227,7 @@ func (s *Server) short(x *session, op *boxv1.Operation) (*boxv1.Result, error) {
 	case *boxv1.Operation_Present:
 		return &boxv1.Result{}, nil
 	case *boxv1.Operation_Info:
-		return &boxv1.Result{PlaceJson: `{"tier":"gvisor","network":"none","session_name":"` + x.name + `"}`}, nil
+		return &boxv1.Result{PlaceJson: `{"tier":"gvisor","network":"named","session_name":"` + x.name + `"}`}, nil
 	case *boxv1.Operation_ListExecs:
 		return &boxv1.Result{Execs: x.execs.list()}, nil
 	case *boxv1.Operation_Stat:

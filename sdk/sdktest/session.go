@@ -169,7 +169,7 @@ func cause(origin corev1.Origin, from ids.Host) corev1.Cause {
 
 func (x *session) place() *identityv1.Place {
 	return &identityv1.Place{Tier: "gvisor", Limits: x.terms.Limits, Persists: "the whole disk", Idle: x.terms.Idle,
-		Network: "none", Template: x.terms.Template, SessionName: x.name, ImageDigest: "sha256:" + strings.Repeat("0", 64)}
+		Network: "named", Template: x.terms.Template, SessionName: x.name, ImageDigest: "sha256:" + strings.Repeat("0", 64)}
 }
 
 func (s *Server) sleepLocked(x *session, why string) {

@@ -111,9 +111,18 @@ func (x *exchange) place(t *corev1.Terms) *identityv1.Place {
 	wake := x.opened.GetWake()
 	return &identityv1.Place{
 		Tier: strings.ToLower(strings.TrimPrefix(t.GetTier().String(), "TIER_")), Limits: t.GetLimits(), Persists: persists,
-		Idle: t.GetIdle(), Network: "none", Template: t.GetTemplate(), SessionName: string(x.state.Name),
+		Idle: t.GetIdle(), Network: network(t.GetTier()), Template: t.GetTemplate(), SessionName: string(x.state.Name),
 		Origin: wake.GetOrigin(), RestoredAsOf: wake.GetRestoredAsOf(), ImageDigest: wake.GetImageDigest(),
 	}
+}
+
+// network is what a sandbox of the tier can have: named, what its egress policy names; none, nothing.
+func network(t corev1.Tier) string {
+	switch t {
+	case corev1.Tier_TIER_CONTAINER, corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_KATA, corev1.Tier_TIER_MICROVM:
+		return "named"
+	}
+	return "none"
 }
 
 // renew has credentials renew the grant. The grant crosses the bus sealed.

@@ -59,7 +59,7 @@ func TestOpenByBothDoorsAndInBothForms(t *testing.T) {
 				t.Errorf("%s: the grant was minted for %v", door, mint)
 			}
 			want := "berth.v1.box." + o.GetSession().GetSession() + ".1-12"
-			if o.GetEndpoint().GetSubject() != want || o.GetEndpoint().GetHost() != "h1" || o.GetPlace().GetTier() != "gvisor" || o.GetPlace().GetSessionName() != "work" {
+			if o.GetEndpoint().GetSubject() != want || o.GetEndpoint().GetHost() != "h1" || o.GetPlace().GetTier() != "gvisor" || o.GetPlace().GetNetwork() != "named" || o.GetPlace().GetSessionName() != "work" {
 				t.Errorf("%s: %v", door, o)
 			}
 			names := ""

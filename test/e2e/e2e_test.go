@@ -122,7 +122,7 @@ func placeSaysWhatItIs(t *testing.T, e *testenv.Env) {
 	if err := json.Unmarshal([]byte(inside), &place); err != nil {
 		t.Fatalf("session.json: %v\n%s", err, inside)
 	}
-	if place.Tier != "gvisor" || place.Network != "none" || s.Place().Network != "none" {
+	if place.Tier != "gvisor" || place.Network != "named" || s.Place().Network != "named" {
 		t.Errorf("inside %+v, outside %+v", place, s.Place())
 	}
 	info, err := s.Info(t.Context())

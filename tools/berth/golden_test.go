@@ -52,7 +52,7 @@ func sampleOpen() openOut {
 	r := showOutOf(sampleRecord())
 	asOf := at.Add(-24 * time.Hour)
 	return openOut{Session: r.Session, Name: r.Name, Generation: r.Generation, Epoch: r.Epoch, Host: r.Host, Origin: "restored", RestoredAsOf: &asOf,
-		Place:  placeOut{Tier: "gvisor", Template: "default", Limits: r.Limits, Persists: "the whole disk", IdleMS: r.IdleMS, Network: "none", ImageDigest: "sha256:ab"},
+		Place:  placeOut{Tier: "gvisor", Template: "default", Limits: r.Limits, Persists: "the whole disk", IdleMS: r.IdleMS, Network: "named", ImageDigest: "sha256:ab"},
 		Timing: r.LastWake}
 }
 

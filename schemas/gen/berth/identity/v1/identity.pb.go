@@ -1166,7 +1166,7 @@ type Place struct {
 	// What outlives the compute, in words.
 	Persists string               `protobuf:"bytes,3,opt,name=persists,proto3" json:"persists,omitempty"`
 	Idle     *durationpb.Duration `protobuf:"bytes,4,opt,name=idle,proto3" json:"idle,omitempty"`
-	// "none" in this release.
+	// named: what its egress policy names can be reached; none: it has no network.
 	Network       string                 `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
 	Template      string                 `protobuf:"bytes,6,opt,name=template,proto3" json:"template,omitempty"`
 	SessionName   string                 `protobuf:"bytes,7,opt,name=session_name,json=sessionName,proto3" json:"session_name,omitempty"`
