@@ -22,7 +22,7 @@ type Config struct {
 	// Router is the path of the namespace that the host's agent makes for its sandboxes' links. The gate waits
 	// for it.
 	Router string `yaml:"router"`
-	// Dir holds the audit records that are not on the bus yet.
+	// Dir holds the audit records that are not on the bus yet, and the bytes of the day by rule.
 	Dir string `yaml:"dir"`
 	// SpoolBytes is the most that Dir may hold; WhenFull says what becomes of traffic then: refuse or allow.
 	SpoolBytes int64  `yaml:"spool_bytes"`

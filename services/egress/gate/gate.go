@@ -2,8 +2,8 @@
 // guarantees that nothing leaves which the session's policy does not allow, that nothing leaves without a
 // binding by the host's own agent, after the host's lease, before the policies are known or when it cannot be
 // recorded, and that what is open is reset within a second when one of these changes. It stores nothing but
-// the audit records that the bus has not taken yet: bindings come again with the host's next sync. While the
-// bus is away the policies that were last heard hold on.
+// the audit records that the bus has not taken yet and the bytes of the day by rule: bindings come again with
+// the host's next sync. While the bus is away the policies that were last heard hold on.
 package gate
 
 import (
