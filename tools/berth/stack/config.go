@@ -192,8 +192,9 @@ func (c *Config) GateOf(h hostagent.Config) gate.Config {
 	return g
 }
 
-// Gated reports whether sandboxes have a way out that a gate guards: those in memory have none.
-func (c *Config) Gated() bool { return c.Host.Driver != "null" }
+// Gated reports whether sandboxes have a way out that a gate guards: those in memory have none, and
+// a host may be told that none has.
+func (c *Config) Gated() bool { return c.Host.Driver != "null" && c.Host.Network.Enabled }
 
 // cloning tiers start sandboxes from something that is made once.
 var cloning = []string{"microvm", "wasm"}
