@@ -64,7 +64,7 @@ func Main(p Program) {
 func (p Program) run(args []string) error {
 	var o Options
 	flags := flag.NewFlagSet(p.Name, flag.ExitOnError)
-	flags.StringVar(&o.Config, "config", "", fmt.Sprintf("configuration file (YAML); see services/%[1]s/%[1]s.example.yaml", p.Name))
+	flags.StringVar(&o.Config, "config", "", "configuration file (YAML); the example is below services/")
 	flags.StringVar(&o.Login, "login", "", "bus login file (JSON: url, name, nkey_seed)")
 	flags.StringVar(&o.Bus, "bus", "", "URL of the bus, instead of the one in the login file")
 	flags.StringVar(&o.Telemetry.OTLPEndpoint, "otlp", "", "where traces and metrics go, for example https://collector:4317; http:// only on this machine")
