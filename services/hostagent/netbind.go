@@ -300,7 +300,7 @@ func (n *nets) note(b *binding, text []byte, said bool) error {
 	return writeInto(n.h.runFolder(b.id), noticeFile, text)
 }
 
-// link makes the sandbox's link, if its tier has one; a claimed one has its own.
+// network makes the sandbox's link, if its tier has one; a claimed one has its own.
 func (m *making) network(ctx context.Context) (err error) {
 	if m.claimed || m.link != nil {
 		return nil

@@ -1,8 +1,9 @@
 // Package audit keeps the audit records of a gate until they are on the bus. It guarantees that a record which
 // Record took is written to a file before Record returns, so that it outlives the process, and synced within a
 // tenth of a second, so that it outlives the machine but for that time; that it goes to the bus at least once,
-// with its own id, and in order; that what is open when the process dies is recorded by the next one; that the files never grow over their bound, and no session fills more of them
-// than its share while others need room; and that a record which cannot be kept is refused, not forgotten.
+// with its own id, and in order; that what is open when the process dies is recorded by the next one; that the
+// files never grow over their bound, and no session fills more of them than its share while others need room;
+// and that a record which cannot be kept is refused, not forgotten.
 package audit
 
 import (
@@ -244,8 +245,7 @@ func (s *Spool) Ready(session string) error {
 	return s.room(session, min(reserve, s.cfg.Max/16))
 }
 
-// Waiting is how many bytes are not on the bus yet, Lost how many records were forgotten, Sent how many are
-// on the bus.
+// Waiting is how many bytes are not on the bus yet.
 func (s *Spool) Waiting() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
