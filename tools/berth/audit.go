@@ -25,7 +25,7 @@ type auditCmd struct {
 
 type auditEgressCmd struct {
 	target
-	Since  time.Duration `help:"Records of so long ago until now." default:"1h" placeholder:"DURATION"`
+	Since  time.Duration `help:"Records of so long ago until now; default: 1h." default:"1h" placeholder:"DURATION"`
 	Denied bool          `help:"Only what was denied, reset or failed."`
 	Follow bool          `help:"Go on with those that come."`
 }

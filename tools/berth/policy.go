@@ -256,7 +256,7 @@ type riskFlags struct {
 	CodeAuthor string `help:"Who wrote the code: operator, user, model or third_party." placeholder:"WHO"`
 	Tools      string `help:"What it is asked to do: bounded (one call), fixed (programs of the template) or any." placeholder:"BREADTH"`
 	DataClass  string `help:"How sensitive its data is, in a word of the tier policy, for example internal." placeholder:"WORD"`
-	Network    string `help:"How far it must reach: none, named or open." placeholder:"REACH"`
+	Network    string `help:"How far it must reach: none, named or open. Chooses the tier only; what it can reach, its egress policy says." placeholder:"REACH"`
 	ToolAccess bool   `help:"It can call tools."`
 	Untrusted  bool   `help:"The code was not written by the user."`
 }

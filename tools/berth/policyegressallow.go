@@ -18,7 +18,7 @@ type egressAllowCmd struct {
 	Denied   string        `help:"Allow what this record says was denied: the record of a denied event, or the id that berth audit egress shows." placeholder:"RECORD"`
 	For      string        `help:"In whose policy the rule goes: session, tenant, template, plan or cell." default:"session" enum:"session,tenant,template,plan,cell"`
 	Protocol string        `help:"https, http, tls or tcp." default:"https" enum:"https,http,tls,tcp"`
-	Since    time.Duration `help:"How long ago the record may be." default:"168h" placeholder:"DURATION"`
+	Since    time.Duration `help:"How long ago the record may be; default: 168h." default:"168h" placeholder:"DURATION"`
 	DryRun   bool          `help:"Only say what would change."`
 }
 

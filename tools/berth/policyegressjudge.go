@@ -31,7 +31,7 @@ func (c concern) scopes() []*egressv1.Scope {
 	return out
 }
 
-// of is what concerns a session.
+// concernOf is what concerns a session.
 func concernOf(rec *schedulerv1.SessionRecord) concern {
 	ref := rec.GetSession()
 	return concern{Tenant: ref.GetTenant(), Plan: rec.GetTerms().GetPlan(), Template: rec.GetTerms().GetTemplate(), Session: ref.GetSession()}
@@ -171,7 +171,7 @@ func replaced(layers []policy.Layered, files map[egressv1.Layer]policy.Layered) 
 type egressReplayCmd struct {
 	scopeFlags
 	File  string        `short:"f" required:"" help:"File of the policy (YAML) that would take the place of the scope's." placeholder:"FILE"`
-	Since time.Duration `help:"Traffic of so long ago until now." default:"24h" placeholder:"DURATION"`
+	Since time.Duration `help:"Traffic of so long ago until now; default: 24h." default:"24h" placeholder:"DURATION"`
 }
 
 func (c *egressReplayCmd) Run(a *app) error {
