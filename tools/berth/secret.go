@@ -28,7 +28,7 @@ type secretCmd struct {
 const maxValueFile = 64 << 10
 
 type secretPutCmd struct {
-	Name      string   `arg:"" help:"Name of the secret: a-z, 0-9, - and _." placeholder:"NAME"`
+	Name      string   `arg:"" help:"Name of the secret: a-z, 0-9, - and _, first a letter or digit." placeholder:"NAME"`
 	Tenant    string   `required:"" help:"Tenant whose it is." placeholder:"TENANT"`
 	Host      []string `required:"" name:"host" help:"Host that it may be sent to; once for each." placeholder:"HOST"`
 	ValueFile string   `help:"File with the value, - for standard input; default: standard input. One line end at the end is no part of it." placeholder:"FILE"`

@@ -130,13 +130,13 @@ func RefusedSecret(e Reveal, reason string) Audit {
 }
 
 func checkName(name string) error {
-	ok := name != "" && len(name) <= ids.MaxToken
+	ok := name != "" && len(name) <= ids.MaxToken && name[0] != '-' && name[0] != '_'
 	for _, c := range []byte(name) {
 		ok = ok && (c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_')
 	}
 	if !ok {
 		// It is not repeated: who mixes up name and value finds it in no log.
-		return refuse(errkind.Invalid, "the name of a secret is 1 to %d of a-z, 0-9, - and _", ids.MaxToken)
+		return refuse(errkind.Invalid, "the name of a secret is 1 to %d of a-z, 0-9, - and _, and begins with a letter or digit", ids.MaxToken)
 	}
 	return nil
 }
