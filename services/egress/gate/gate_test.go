@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -391,8 +392,12 @@ func TestExampleIsTheDefaults(t *testing.T) {
 	must(t, cfg.Validate())
 	want := NewConfig()
 	want.Host, want.Router, want.Dir = cfg.Host, cfg.Router, cfg.Dir
-	if fmt.Sprintf("%+v", cfg) != fmt.Sprintf("%+v", want) && (len(cfg.Resolvers) > 0 || len(cfg.Hosts) > 0 || len(cfg.Roots) > 0) {
-		t.Errorf("the example is %+v", cfg)
+	if len(cfg.Resolvers) > 0 || len(cfg.Hosts) > 0 || len(cfg.Roots) > 0 {
+		t.Errorf("the example has lists that are not empty: %+v", cfg)
+	}
+	cfg.Resolvers, cfg.Hosts, cfg.Roots = nil, nil, nil
+	if !reflect.DeepEqual(cfg, want) {
+		t.Errorf("the example is %+v, the defaults are %+v", cfg, want)
 	}
 }
 
