@@ -83,42 +83,49 @@ func (m *metrics) opened(family string, open bool) {
 
 // watch shows the figures of the gate's parts.
 func (m *metrics) watch(g *gate) error {
-	type gauge struct {
+	type figure struct {
 		of func(session.Figures, proxy.Stats) int64
 		metric.Int64Observable
 	}
-	var gauges []gauge
+	var figures []figure
 	var all []metric.Observable
 	for _, x := range []struct {
 		name, unit, doc string
 		of              func(session.Figures, proxy.Stats) int64
+		grows           bool
 	}{
-		{"sessions", "", "Sessions that are bound.", func(f session.Figures, _ proxy.Stats) int64 { return f.Sessions }},
-		{"open", "", "Connections and requests that are open by a rule.", func(f session.Figures, _ proxy.Stats) int64 { return f.Open }},
-		{"bytes.out", "By", "Bytes from sandboxes.", func(f session.Figures, _ proxy.Stats) int64 { return int64(f.BytesOut) }},
-		{"bytes.in", "By", "Bytes to sandboxes.", func(f session.Figures, _ proxy.Stats) int64 { return int64(f.BytesIn) }},
-		{"connections", "", "Connections of sandboxes.", func(_ session.Figures, s proxy.Stats) int64 { return s.Open }},
-		{"nobody", "", "Connections that came from an address which is nobody's.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.NoIdentity) }},
-		{"panics", "", "Connections that met a fault in the gate.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.Panics) }},
-		{"unrecorded", "", "Connections whose end could not be recorded.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.Unrecorded) }},
-		{"audit.waiting", "By", "Audit records that are not on the bus yet.", func(session.Figures, proxy.Stats) int64 { return g.spool.Waiting() }},
-		{"audit.lost", "", "Audit records that were forgotten because there was no room.", func(session.Figures, proxy.Stats) int64 { return int64(g.spool.Lost()) }},
-		{"policy.generation", "", "Generation of the newest policy that this gate judges by.", func(session.Figures, proxy.Stats) int64 { n, _, _ := g.policies.state(); return int64(n) }},
+		{"sessions", "", "Sessions that are bound.", func(f session.Figures, _ proxy.Stats) int64 { return f.Sessions }, false},
+		{"open", "", "Connections and requests that are open by a rule.", func(f session.Figures, _ proxy.Stats) int64 { return f.Open }, false},
+		{"bytes.out", "By", "Bytes from sandboxes.", func(f session.Figures, _ proxy.Stats) int64 { return int64(f.BytesOut) }, true},
+		{"bytes.in", "By", "Bytes to sandboxes.", func(f session.Figures, _ proxy.Stats) int64 { return int64(f.BytesIn) }, true},
+		{"connections", "", "Connections of sandboxes.", func(_ session.Figures, s proxy.Stats) int64 { return s.Open }, false},
+		{"nobody", "", "Connections that came from an address which is nobody's.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.NoIdentity) }, true},
+		{"panics", "", "Connections that met a fault in the gate.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.Panics) }, true},
+		{"unrecorded", "", "Connections whose end could not be recorded.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.Unrecorded) }, true},
+		{"audit.waiting", "By", "Audit records that are not on the bus yet.", func(session.Figures, proxy.Stats) int64 { return g.spool.Waiting() }, false},
+		{"audit.lost", "", "Audit records that were forgotten because there was no room.", func(session.Figures, proxy.Stats) int64 { return int64(g.spool.Lost()) }, true},
+		{"policy.generation", "", "Generation of the newest policy that this gate judges by.", func(session.Figures, proxy.Stats) int64 { n, _, _ := g.policies.state(); return int64(n) }, false},
 		{"policy.silent", "s", "How long nothing was heard of the policies: what was last known holds.", func(session.Figures, proxy.Stats) int64 {
 			_, _, d := g.policies.state()
 			return int64(d.Seconds())
-		}},
+		}, false},
 	} {
-		o, err := m.meter.Int64ObservableGauge("berth.egress."+x.name, metric.WithUnit(x.unit), metric.WithDescription(x.doc))
+		var o metric.Int64Observable
+		var err error
+		if x.grows {
+			o, err = m.meter.Int64ObservableCounter("berth.egress."+x.name, metric.WithUnit(x.unit), metric.WithDescription(x.doc))
+		} else {
+			o, err = m.meter.Int64ObservableGauge("berth.egress."+x.name, metric.WithUnit(x.unit), metric.WithDescription(x.doc))
+		}
 		if err != nil {
 			return errs.Wrap("make metrics", "", err)
 		}
-		gauges, all = append(gauges, gauge{x.of, o}), append(all, o)
+		figures, all = append(figures, figure{x.of, o}), append(all, o)
 	}
 	var err error
 	m.registered, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		f, s := g.table.Figures(), g.proxy.Stats()
-		for _, x := range gauges {
+		for _, x := range figures {
 			o.ObserveInt64(x.Int64Observable, x.of(f, s))
 		}
 		return nil
