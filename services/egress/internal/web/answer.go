@@ -90,7 +90,7 @@ func (x *exchange) outgoing() (*http.Request, *session.Refusal) {
 	if x.r.ContentLength != 0 && x.r.Body != nil {
 		scan := &bodyScan{marks: x.marks()}
 		for _, p := range x.places {
-			scan.own = append(scan.own, placeholderOf(p.Injection))
+			scan.own = append(scan.own, p.Placeholder)
 		}
 		r.ContentLength = x.r.ContentLength
 		x.upload = &upload{x: x, body: x.r.Body, scan: scan, out: r.Trailer}

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/services/egress/policy"
-
-	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 )
 
 // see is where a sandbox reads what it may reach.
@@ -65,10 +63,7 @@ func Denial(req policy.Request, d policy.Decision, text, accept string) (status 
 	}
 	it := denied{
 		Error: "egress_denied", Reason: string(d.Reason), Message: text, Host: string(req.Name), Port: req.Port,
-		Method: req.Method, Path: req.Path, Rule: d.Rule, Generation: d.Generation, Ask: d.Ask, See: see,
-	}
-	if d.Layer != egressv1.Layer_LAYER_UNSPECIFIED {
-		it.Layer = strings.ToLower(strings.TrimPrefix(d.Layer.String(), "LAYER_"))
+		Method: req.Method, Path: req.Path, Rule: d.Rule, Layer: policy.LayerName(d.Layer), Generation: d.Generation, Ask: d.Ask, See: see,
 	}
 	accept = strings.ToLower(accept)
 	var b strings.Builder

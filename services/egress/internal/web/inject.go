@@ -33,13 +33,6 @@ func (c *Config) defaults() {
 	}
 }
 
-func placeholderOf(in policy.Injection) string {
-	if in.Placeholder != "" {
-		return in.Placeholder
-	}
-	return placeholderStart + strings.ToUpper(strings.ReplaceAll(in.Secret, "-", "_"))
-}
-
 // credentialHeaders and credentialParameters carry what lets somebody in.
 var credentialHeaders = map[string]bool{
 	"authorization": true, "proxy-authorization": true, "cookie": true, "cookie2": true, "x-api-key": true, "api-key": true,
@@ -104,17 +97,8 @@ func (x *exchange) examine() *session.Refusal {
 	for _, in := range x.decision.Inject {
 		p := place{Injection: in, text: in.Format, mark: "{secret}"}
 		if in.Header != "" {
-			if p.text == "" {
-				p.text = "{secret}"
-				if strings.EqualFold(in.Header, "Authorization") {
-					p.text = "Bearer {secret}"
-				}
-			}
 			p.takeHeader(x.header)
 		} else {
-			if p.text == "" {
-				p.text = "{secret}"
-			}
 			params = p.takeQuery(params)
 		}
 		if p.at() < 0 {
@@ -135,7 +119,7 @@ func (x *exchange) examine() *session.Refusal {
 // takeHeader takes the sandbox's own value of the header away. Where it holds the placeholder, it says how
 // the secret is wrapped.
 func (p *place) takeHeader(h http.Header) {
-	mark, vs := placeholderOf(p.Injection), h.Values(p.Header)
+	mark, vs := p.Placeholder, h.Values(p.Header)
 	h.Del(p.Header)
 	for _, v := range vs {
 		b, is := basic(v)
@@ -151,7 +135,7 @@ func (p *place) takeHeader(h http.Header) {
 
 // takeQuery does the same with the parameter, and leaves it without a value.
 func (p *place) takeQuery(params []string) []string {
-	mark, kept, at := placeholderOf(p.Injection), params[:0:0], -1
+	mark, kept, at := p.Placeholder, params[:0:0], -1
 	for _, param := range params {
 		k, v, _ := strings.Cut(param, "=")
 		if name, err := url.QueryUnescape(k); err != nil || name != p.Query {
@@ -219,7 +203,7 @@ func (x *exchange) marks() []string {
 	}
 	var out []string
 	for _, in := range x.e.Injections(x.Session) {
-		if m := placeholderOf(in); !strings.HasPrefix(m, placeholderStart) && !slices.Contains(out, m) {
+		if m := in.Placeholder; !strings.HasPrefix(m, placeholderStart) && !slices.Contains(out, m) {
 			out = append(out, m)
 		}
 	}
