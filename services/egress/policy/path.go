@@ -177,16 +177,48 @@ func below(path, prefix string) bool {
 	return strings.HasPrefix(path, prefix) && (len(path) == len(prefix) || prefix[len(prefix)-1] == '/' || path[len(prefix)] == '/')
 }
 
-// belowAny reports whether path lies below one of the prefixes: in every reading, or in any.
+// belowAny reports whether path lies below one of the prefixes: in every reading, or in any. Where any is
+// enough, as in a denial, there are more of them: see deniedBelow.
 func belowAny(path string, prefixes []string, anyReading bool) bool {
+	if anyReading {
+		return deniedBelow(path, prefixes)
+	}
 	loose := looseReading(path)
 	for _, p := range prefixes {
-		strict, other := below(path, p), below(loose, p)
-		if strict && other || anyReading && (strict || other) {
+		if below(path, p) && below(loose, p) {
 			return true
 		}
 	}
 	return false
+}
+
+// deniedBelow is belowAny of a denial: servers that take off what follows a semicolon in a segment, or tell no
+// capital from a small letter, must not let through what is denied.
+func deniedBelow(path string, prefixes []string) bool {
+	loose := looseReading(path)
+	readings := []string{strings.ToLower(path), strings.ToLower(loose), strings.ToLower(looseReading(withoutParameters(loose)))}
+	for _, p := range prefixes {
+		p = strings.ToLower(p)
+		for _, r := range readings {
+			if below(r, p) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// withoutParameters is path with each segment ended at its first semicolon, encoded or not.
+func withoutParameters(path string) string {
+	if !strings.Contains(path, ";") && !strings.Contains(path, "%3B") {
+		return path
+	}
+	segments := strings.Split(path, "/")
+	for i, s := range segments {
+		s, _, _ = strings.Cut(s, ";")
+		segments[i], _, _ = strings.Cut(s, "%3B")
+	}
+	return strings.Join(segments, "/")
 }
 
 func unhex(c byte) int {

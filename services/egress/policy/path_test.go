@@ -33,10 +33,33 @@ func TestPrefixesEndAtSegments(t *testing.T) {
 	}{
 		{"/v1", "/v1", true, true}, {"/v1/", "/v1", true, true}, {"/v1/x", "/v1", true, true}, {"/v10", "/v1", false, false}, {"/v1", "/v1/", false, false},
 		{"/v1/", "/v1/", true, true}, {"/x", "/", true, true}, {"//v1/x", "/v1", false, true}, {"/v1//x", "/v1/", true, true}, {"/v1%2Fx", "/v1", false, true},
-		{"/v1/x%2Fy", "/v1/", true, true}, {"/v1;x/y", "/v1", false, false}, {"*", "/", false, false},
+		{"/v1/x%2Fy", "/v1/", true, true}, {"/v1;x/y", "/v1", false, true}, {"*", "/", false, false},
 	} {
 		if a, d := belowAny(c.path, []string{c.prefix}, false), belowAny(c.path, []string{c.prefix}, true); a != c.allow || d != c.deny {
 			t.Errorf("%s below %s: %v, %v", c.path, c.prefix, a, d)
+		}
+	}
+}
+
+// TestADenialIsNotPassedBySemicolonOrCase: nor does either widen what is allowed.
+func TestADenialIsNotPassedBySemicolonOrCase(t *testing.T) {
+	for _, c := range []struct {
+		path, prefix string
+		deny         bool
+	}{
+		{"/v1/export;a=b", "/v1/export", true}, {"/admin;x/keys", "/admin/", true}, {"/v1/export%3ba=b", "/v1/export", true}, {"/V1/EXPORT", "/v1/export", true},
+		{"/v1/export", "/V1/Export", true}, {"/v1/;x/export", "/v1/export", true}, {"/v1;x%2Fexport", "/v1/export", true}, {"/V1;a;b//Export;c/d", "/v1/export", true},
+		{"/;x/v1/export", "/v1/export", true}, {"/a;b/c", "/A;B", true}, {"/v1/exports;a", "/v1/export", false}, {"/v1/;export", "/v1/export", false}, {"/a", "/a;b", false},
+	} {
+		path, err := CanonicalPath(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := belowAny(path, []string{c.prefix}, true); d != c.deny {
+			t.Errorf("%s is denied below %s: %v", c.path, c.prefix, d)
+		}
+		if belowAny(path, []string{c.prefix}, false) {
+			t.Errorf("%s is allowed below %s", c.path, c.prefix)
 		}
 	}
 }
