@@ -155,13 +155,15 @@ func alike(a, b policy.Decision) bool {
 		(len(a.Inject) == 0 && len(b.Inject) == 0 || reflect.DeepEqual(a.Inject, b.Inject))
 }
 
-// refresh takes the policy that is in force and judges again what is open.
+// refresh takes the policy that is in force and judges again what is open. The policy is asked for under the
+// lock: of two at once, the later one stores what is not older.
 func (s *Bound) refresh() {
+	s.mu.Lock()
 	p := s.t.cfg.Policies.Of(s.binding)
 	if p == s.policy.Load() {
+		s.mu.Unlock()
 		return
 	}
-	s.mu.Lock()
 	s.policy.Store(p)
 	var out []*live
 	for l := range s.live {

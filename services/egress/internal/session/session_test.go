@@ -40,6 +40,7 @@ type world struct {
 	t testing.TB
 
 	pol   atomic.Pointer[policy.Policy]
+	read  atomic.Pointer[func()] // called once, after a policy was read
 	known atomic.Bool
 	boot  atomic.Int64
 	now   atomic.Int64
@@ -52,7 +53,13 @@ type world struct {
 	notices chan []byte
 }
 
-func (w *world) Of(*egressv1.Binding) *policy.Policy { return w.pol.Load() }
+func (w *world) Of(*egressv1.Binding) *policy.Policy {
+	p := w.pol.Load()
+	if read := w.read.Swap(nil); read != nil {
+		(*read)()
+	}
+	return p
+}
 
 func (w *world) Known() bool { return w.known.Load() }
 
@@ -224,6 +231,28 @@ func TestRevokedPolicyResetsWhatIsOpen(t *testing.T) {
 }
 
 // A rule that now puts a secret in, or refuses credentials, is not what the connection was opened by.
+// TestAPolicyReadBeforeAChangeIsNotKept: a refresh that read the old policy does not store it over the new one.
+func TestAPolicyReadBeforeAChangeIsNotKept(t *testing.T) {
+	w := newWorld(t, "rules: []")
+	s := w.bind(1, 1)
+	w.allow(pypi, 2)
+	refreshed := make(chan struct{})
+	change := func() {
+		w.allow("rules: []", 3)
+		go func() { defer close(refreshed); w.Refresh() }()
+		select {
+		case <-refreshed: // it came in between
+		case <-time.After(100 * time.Millisecond): // it waits for this one
+		}
+	}
+	w.read.Store(&change)
+	w.Refresh()
+	closed(t, refreshed)
+	if g := s.Policy().Generation(); g != 3 {
+		t.Errorf("policy %d is kept, 3 is in force", g)
+	}
+}
+
 func TestChangedGrantResetsWhatIsOpen(t *testing.T) {
 	w := newWorld(t, pypi)
 	s := w.bind(1, 1)
