@@ -210,7 +210,7 @@ func deniedText(b *egressv1.Event) string {
 	if b.GetTimes() > 1 {
 		text += fmt.Sprintf(" (%d times)", b.GetTimes())
 	}
-	if b.GetWhat() == "denied" && b.GetRecord() != "" {
+	if (b.GetWhat() == "denied" || b.GetWhat() == "reset") && b.GetRecord() != "" {
 		text += " [record " + b.GetRecord() + "]"
 	}
 	return text

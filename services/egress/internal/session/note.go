@@ -57,18 +57,24 @@ func (s *Bound) Note(r *egressv1.Record) error {
 	}
 	s.told.mu.Lock()
 	s.remember(r, now)
-	out, first := r, true
+	out, record, first := r, r.GetId(), true
 	if r.GetVerdict() == egressv1.Verdict_VERDICT_DENIED {
-		out, first = s.told.records.add(r, now, recordWindow)
+		var c *counted
+		if out, c, first = s.told.records.add(r, now, recordWindow); first {
+			c.record = out.GetId()
+		}
+		record = c.record
 	}
 	event, tell := r, false
 	if v := r.GetVerdict(); v == egressv1.Verdict_VERDICT_DENIED || v == egressv1.Verdict_VERDICT_RESET {
-		event, tell = s.told.events.add(r, now, eventWindow)
+		var c *counted
+		event, c, tell = s.told.events.add(r, now, eventWindow)
+		c.record = record
 	}
 	s.told.mu.Unlock()
 	s.told.dirty.Store(true)
 	if tell {
-		s.t.cfg.Outlet.Event("denied", s.event(event, 1))
+		s.t.cfg.Outlet.Event("denied", s.event(event, record, 1))
 	}
 	if first {
 		return s.record(out)
@@ -79,7 +85,7 @@ func (s *Bound) Note(r *egressv1.Record) error {
 // fill completes a record.
 func (s *Bound) fill(r *egressv1.Record, now time.Time) {
 	b := s.binding
-	r.Id = "egress-" + s.t.cfg.Host + "-" + nuid.Next()
+	r.Id = s.newID()
 	r.Session, r.Actor, r.Host, r.Sandbox = b.GetSession(), b.GetActor(), s.t.cfg.Host, b.GetSandbox()
 	if r.GetEnded() == nil {
 		r.Ended = timestamppb.New(now)
@@ -89,6 +95,8 @@ func (s *Bound) fill(r *egressv1.Record, now time.Time) {
 	}
 	r.Authority, r.Path, r.Method = short(r.GetAuthority(), 260), short(r.GetPath(), 2048), short(r.GetMethod(), 32)
 }
+
+func (s *Bound) newID() string { return "egress-" + s.t.cfg.Host + "-" + nuid.Next() }
 
 // unfinished is the record of something that is open, should the gate die before it has another.
 func (s *Bound) unfinished(req policy.Request, dec policy.Decision) *egressv1.Record {
@@ -129,15 +137,15 @@ func (s *Bound) greet(r *egressv1.Record) {
 	}
 	s.told.mu.Unlock()
 	if !known {
-		s.t.cfg.Outlet.Event("allowed", s.event(r, 1))
+		s.t.cfg.Outlet.Event("allowed", s.event(r, r.GetId(), 1))
 	}
 }
 
-// event makes the event of a record.
-func (s *Bound) event(r *egressv1.Record, times uint64) *egressv1.Event {
+// event makes the event of a record; record is the id of the one that was written of it, or of its like.
+func (s *Bound) event(r *egressv1.Record, record string, times uint64) *egressv1.Event {
 	e := &egressv1.Event{Session: r.GetSession(), Host: r.GetHost(), At: r.GetEnded(), What: "denied", Authority: r.GetAuthority(),
 		Port: r.GetPort(), Protocol: r.GetProtocol(), Method: r.GetMethod(), Path: r.GetPath(), Rule: r.GetRule(),
-		PolicyGeneration: r.GetPolicyGeneration(), Reason: r.GetReason(), Times: times, Record: r.GetId()}
+		PolicyGeneration: r.GetPolicyGeneration(), Reason: r.GetReason(), Times: times, Record: record}
 	switch r.GetVerdict() {
 	case egressv1.Verdict_VERDICT_ALLOWED:
 		e.What, e.Text = "allowed", fmt.Sprintf("The session reached %s for the first time since it woke.", r.GetAuthority())
@@ -153,18 +161,18 @@ func (s *Bound) event(r *egressv1.Record, times uint64) *egressv1.Event {
 func (s *Bound) flush(last bool) {
 	now := s.t.cfg.Now()
 	s.told.mu.Lock()
-	records := s.told.records.due(now, recordWindow, last)
-	events := s.told.events.due(now, eventWindow, last)
+	records := s.told.records.due(now, recordWindow, last, s.newID)
+	events := s.told.events.due(now, eventWindow, last, nil)
 	s.told.mu.Unlock()
 	for _, f := range records {
 		r := proto.CloneOf(f.last)
-		r.Id, r.Began, r.Times = "egress-"+s.t.cfg.Host+"-"+nuid.Next(), timestamppb.New(f.first), f.times
+		r.Id, r.Began, r.Times = f.record, timestamppb.New(f.first), f.times
 		if err := s.record(r); err != nil {
 			s.t.cfg.Log.Warn("the number of refusals is not recorded", "session", r.GetSession().GetSession(), "times", f.times, "error", err)
 		}
 	}
 	for _, f := range events {
-		s.t.cfg.Outlet.Event("denied", s.event(f.last, f.times))
+		s.t.cfg.Outlet.Event("denied", s.event(f.last, f.record, f.times))
 	}
 }
 
@@ -206,14 +214,16 @@ type counted struct {
 	first time.Time // of those that are counted
 	times uint64
 	last  *egressv1.Record
+	// record is the id of the last one that was written of them.
+	record string
 }
 
 // maxLike is how many different ones are told apart; more of them are told as ones without an authority, so
 // that a sandbox which asks for thousands of names fills neither the memory nor the audit log.
 const maxLike = 200
 
-// add counts a record; true: it is to be told now, as it was returned.
-func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*egressv1.Record, bool) {
+// add counts a record with its like; true: it is to be told now, as it was returned.
+func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*egressv1.Record, *counted, bool) {
 	k := likeness{r.GetAuthority(), r.GetReason(), r.GetProtocol(), r.GetDoor(), r.GetRule(), r.GetPort()}
 	c := t.by[k]
 	if c == nil && len(t.by) >= maxLike {
@@ -226,22 +236,24 @@ func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*e
 		t.by = map[likeness]*counted{}
 	}
 	if c == nil {
-		t.by[k] = &counted{at: now}
-		return r, true
+		c = &counted{at: now}
+		t.by[k] = c
+		return r, c, true
 	}
 	if c.times == 0 {
 		if now.Sub(c.at) >= window {
 			c.at = now
-			return r, true
+			return r, c, true
 		}
 		c.first = now
 	}
 	c.times, c.last = c.times+1, r
-	return nil, false
+	return nil, c, false
 }
 
-// due are those whose time has come. What was not met again for a window is forgotten.
-func (t *tally) due(now time.Time, window time.Duration, all bool) []counted {
+// due are those whose time has come. What was not met again for a window is forgotten. id, if there is one,
+// names the records that are to be written of them.
+func (t *tally) due(now time.Time, window time.Duration, all bool, id func() string) []counted {
 	var out []counted
 	for k, c := range t.by {
 		if !all && now.Sub(c.at) < window {
@@ -251,8 +263,11 @@ func (t *tally) due(now time.Time, window time.Duration, all bool) []counted {
 			delete(t.by, k)
 			continue
 		}
+		if id != nil {
+			c.record = id()
+		}
 		out = append(out, *c)
-		*c = counted{at: now}
+		*c = counted{at: now, record: c.record}
 	}
 	return out
 }

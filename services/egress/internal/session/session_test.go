@@ -481,6 +481,32 @@ func TestRepeatedRefusalsAreCountedNotLost(t *testing.T) {
 	}
 }
 
+// An event that stands for counted refusals names a record that was written: an operator allows by it.
+func TestEventOfCountedRefusalsNamesARecordThatExists(t *testing.T) {
+	w := newWorld(t, pypi)
+	s := w.bind(1, 1)
+	for range 3 * int(eventWindow/time.Second) {
+		must(t, s.Note(denial("evil.test")))
+		w.now.Add(int64(time.Second))
+		s.flush(false)
+	}
+	must(t, s.Note(denial("evil.test")))
+	s.flush(true)
+	r, e := w.counts()
+	written := map[string]bool{}
+	for _, x := range w.records[:r] {
+		written[x.GetId()] = true
+	}
+	if e < 3 || len(written) != r {
+		t.Fatalf("%d events, %d records of %d ids", e, r, len(written))
+	}
+	for _, x := range w.events[:e] {
+		if !written[x.GetRecord()] {
+			t.Errorf("an event of %d refusals names the record %q, which was never written", x.GetTimes(), x.GetRecord())
+		}
+	}
+}
+
 // Data in thousands of names fills neither the memory nor the audit log, and every one is counted.
 func TestFloodOfRefusedNamesIsBounded(t *testing.T) {
 	w := newWorld(t, pypi)
