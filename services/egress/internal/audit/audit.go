@@ -2,7 +2,8 @@
 // Record took is written to a file before Record returns, so that it outlives the process, and synced within a
 // tenth of a second, so that it outlives the machine but for that time; that it goes to the bus at least once,
 // with its own id, and in order; that what is open when the process dies is recorded by the next one; that the
-// files never grow over their bound, and no session fills more of them than its share while others need room;
+// files never grow over their bound, with room for the records of what is open, and that neither a session nor a
+// tenant fills more of them than its share while others need room;
 // and that a record which cannot be kept is refused, not forgotten.
 package audit
 
@@ -59,8 +60,7 @@ type Spool struct {
 	segments []*segment // oldest first; the last one is written to
 	next     uint64     // number of the next segment
 	total    int64      // bytes of all segments
-	waiting  int64      // bytes that are not on the bus
-	share    map[string]int64
+	room     *room
 	dirty    bool
 	broken   error // the disk failed
 
@@ -76,7 +76,7 @@ func Open(cfg Config, to Publisher) (*Spool, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open audit spool: %w", err)
 	}
-	s := &Spool{cfg: cfg, to: to, share: map[string]int64{}, poke: make(chan struct{}, 1)}
+	s := &Spool{cfg: cfg, to: to, room: newRoom(cfg.Max), poke: make(chan struct{}, 1)}
 	var err error
 	if s.mark, err = os.OpenFile(filepath.Join(cfg.Dir, markFile), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("open audit spool: %w", err)
@@ -109,7 +109,6 @@ func (s *Spool) load() (err error) {
 		}
 		s.next = g.number + 1
 		s.total += g.size
-		s.waiting += g.size - g.acked
 		for at := g.acked; at < g.size; {
 			body, next, err := readFrame(g.file, at, g.size)
 			if err != nil {
@@ -118,7 +117,8 @@ func (s *Spool) load() (err error) {
 					return err
 				}
 			}
-			s.share[owner(body)] += next - at
+			tenant, session := owner(body)
+			s.room.wait(tenant, session, next-at)
 			at = next
 		}
 	}
@@ -127,13 +127,13 @@ func (s *Spool) load() (err error) {
 	return s.grow()
 }
 
-// owner is the session of a record's bytes.
-func owner(body []byte) string {
+// owner is the tenant and the session of a record's bytes.
+func owner(body []byte) (tenant, session string) {
 	var r egressv1.Record
 	if proto.Unmarshal(body, &r) != nil {
-		return ""
+		return "", ""
 	}
-	return r.GetSession().GetSession()
+	return r.GetSession().GetTenant(), r.GetSession().GetSession()
 }
 
 // segmentSize is when a new segment is begun.
@@ -174,7 +174,7 @@ func (s *Spool) Record(r *egressv1.Record) error {
 	}
 	frames := frame(make([]byte, 0, frameHead+len(body)), body)
 	s.mu.Lock()
-	err = s.append(r.GetSession().GetSession(), frames)
+	err = s.append(r, frames)
 	s.mu.Unlock()
 	if err != nil {
 		if !s.cfg.Lossy {
@@ -191,8 +191,9 @@ func (s *Spool) Record(r *egressv1.Record) error {
 }
 
 // append writes one frame; the lock is held.
-func (s *Spool) append(session string, frames []byte) error {
-	if err := s.room(session, int64(len(frames))); err != nil {
+func (s *Spool) append(r *egressv1.Record, frames []byte) error {
+	n := int64(len(frames))
+	if err := s.room.take(r, s.total, n); err != nil {
 		return err
 	}
 	g := s.segments[len(s.segments)-1]
@@ -209,9 +210,8 @@ func (s *Spool) append(session string, frames []byte) error {
 	if err := g.write(frames); err != nil {
 		return s.fails(err)
 	}
-	n := int64(len(frames))
-	s.total, s.waiting, s.dirty, s.broken = s.total+n, s.waiting+n, true, nil
-	s.share[session] += n
+	s.total, s.dirty, s.broken = s.total+n, true, nil
+	s.room.wait(r.GetSession().GetTenant(), r.GetSession().GetSession(), n)
 	return nil
 }
 
@@ -220,17 +220,8 @@ func (s *Spool) fails(err error) error {
 	return s.broken
 }
 
-// room says whether n bytes more may be kept for a session; the lock is held. Of the last half no session
-// takes more than an eighth of all.
-func (s *Spool) room(session string, n int64) error {
-	if s.total+n > s.cfg.Max || s.waiting+n > s.cfg.Max/2 && s.share[session]+n > s.cfg.Max/8 {
-		return ErrFull
-	}
-	return nil
-}
-
-// reserve is what must be free for traffic to begin: the records of what is open will need room too.
-const reserve = 64 << 10
+// reserve is what must be free for traffic to begin: about one record.
+const reserve = 2048
 
 // Ready says why a record of a session might not be kept now; nil: it would be.
 func (s *Spool) Ready(session string) error {
@@ -242,14 +233,14 @@ func (s *Spool) Ready(session string) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	return s.room(session, min(reserve, s.cfg.Max/16))
+	return s.room.fits("", session, s.total, min(reserve, s.cfg.Max/16))
 }
 
 // Waiting is how many bytes are not on the bus yet.
 func (s *Spool) Waiting() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.waiting
+	return s.room.waiting
 }
 
 // Lost is how many records were forgotten because the spool was full.

@@ -276,9 +276,94 @@ func TestOneSessionDoesNotFillTheSpoolForAll(t *testing.T) {
 	if s.Ready(key(1)) == nil {
 		t.Error("the session that filled it goes on")
 	}
-	for i := range 100 {
+	for i := range 50 {
 		must(t, s.Ready(key(2)))
 		must(t, s.Record(record(key(2), i)))
+	}
+}
+
+// of is a record of another tenant.
+func of(tenant string, session, n int) *egressv1.Record {
+	r := record(key(session), n)
+	r.Session.Tenant = tenant
+	return r
+}
+
+// Many sessions of one tenant together do not take what other tenants need, whichever way they take it.
+func TestOneTenantDoesNotFillTheSpoolForAll(t *testing.T) {
+	t.Parallel()
+	for name, take := range map[string]func(s *Spool, session, n int) error{
+		"records": func(s *Spool, session, n int) error { return s.Record(of("noisy", session, n)) },
+		"open":    func(s *Spool, session, n int) error { _, err := s.Begin(of("noisy", session, n)); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, t.TempDir(), 1<<20, away{})
+			defer s.Close()
+			for session := range 60 {
+				for n := 0; take(s, session, n) == nil; n++ {
+				}
+			}
+			for i := range 40 {
+				for _, tenant := range []int{101, 102, 103} {
+					r := of(fmt.Sprint("quiet", tenant), tenant, i)
+					must(t, s.Ready(key(tenant)))
+					end, err := s.Begin(r)
+					must(t, err)
+					must(t, s.Record(r))
+					end()
+				}
+			}
+		})
+	}
+}
+
+// A spool that fills up while things are open has room for the record of each of them; those that were not
+// open are refused before.
+func TestWhatIsOpenWhenTheSpoolFillsIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir(), 256<<10, away{})
+	defer s.Close()
+	var ends []func()
+	for i := 0; ; i++ {
+		end, err := s.Begin(record(key(i%7), i))
+		if err != nil {
+			break
+		}
+		ends = append(ends, end)
+	}
+	for session := range 100 {
+		for i := 0; s.Record(of(fmt.Sprint("t", session), 100+session, i)) == nil; i++ {
+		}
+	}
+	if len(ends) < 100 {
+		t.Fatalf("only %d were opened", len(ends))
+	}
+	for i := range ends {
+		r := record(key(i%7), i)
+		r.Address, r.BytesIn, r.BytesOut, r.Status, r.Reason = "2001:db8:1111:2222:3333:4444:5555:6666", 1<<60, 1<<60, 599, "unreachable"
+		must(t, s.Record(r))
+	}
+	for _, end := range ends {
+		end()
+		end()
+	}
+	if s.room.held != 0 || s.total > s.cfg.Max {
+		t.Errorf("%d bytes are held for nothing, the files have %d", s.room.held, s.total)
+	}
+}
+
+// What is open holds its room only until it is closed.
+func TestRoomOfWhatIsClosedIsFree(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir(), 256<<10, away{})
+	defer s.Close()
+	for i := range 5000 {
+		end, err := s.Begin(record(key(1), i))
+		must(t, err)
+		end()
+	}
+	if s.room.held != 0 || len(s.room.sessions) != 0 || len(s.room.tenants) != 0 {
+		t.Errorf("%d bytes are held", s.room.held)
 	}
 }
 

@@ -129,10 +129,7 @@ func (s *Spool) acked(done []outgoing) {
 	defer s.mu.Unlock()
 	for _, o := range done {
 		o.segment.acked = o.end
-		s.waiting -= o.size
-		if s.share[o.session] -= o.size; s.share[o.session] <= 0 {
-			delete(s.share, o.session)
-		}
+		s.room.sent(o.session, o.size)
 	}
 	last := done[len(done)-1]
 	s.writeMark(last.segment.number, last.end)

@@ -97,22 +97,59 @@ func (j *journal) release(slot int64) {
 	j.mu.Unlock()
 }
 
-// Begin notes that something is open. If the process ends before end is called, r is recorded by the next one,
-// with the time at which it was found. An error: it must not be opened.
+// more is how much longer a record may be than what Begin was given: the address, the counts, how it ended.
+const more = 384
+
+// Begin notes that something is open, and holds room for its record. If the process ends before end is called,
+// r is recorded by the next one, with the time at which it was found. An error: it must not be opened.
 func (s *Spool) Begin(r *egressv1.Record) (end func(), err error) {
-	end, err = s.journal.begin(r)
-	if err != nil && s.cfg.Lossy {
-		s.lost.Add(1)
-		return func() {}, nil
+	tenant, session, n := r.GetSession().GetTenant(), r.GetSession().GetSession(), needs(r)
+	s.mu.Lock()
+	if err = s.room.fits(tenant, session, s.total, n); err == nil {
+		s.room.hold(tenant, session, n)
 	}
-	return end, err
+	s.mu.Unlock()
+	if err != nil {
+		return s.without(err)
+	}
+	forget, err := s.journal.begin(r)
+	release := sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.room.release(session, n)
+	})
+	if err != nil {
+		release()
+		return s.without(err)
+	}
+	return func() { forget(); release() }, nil
 }
 
-// takeOver records what an earlier process left open, and empties the journal.
+// without lets something be opened that is not noted, if it may.
+func (s *Spool) without(err error) (func(), error) {
+	if !s.cfg.Lossy {
+		return nil, err
+	}
+	s.lost.Add(1)
+	return func() {}, nil
+}
+
+// needs is what the record of something that is open now will need at most.
+func needs(r *egressv1.Record) int64 { return int64(frameHead + proto.Size(r) + more) }
+
+// takeOver records what an earlier process left open, and empties the journal. Room was held for it then.
 func (s *Spool) takeOver(left []*egressv1.Record) {
 	for _, r := range left {
 		r.Ended = timestamppb.Now()
-		if err := s.Record(r); err != nil {
+		s.mu.Lock()
+		n := needs(r)
+		s.room.hold(r.GetSession().GetTenant(), r.GetSession().GetSession(), n)
+		s.mu.Unlock()
+		err := s.Record(r)
+		s.mu.Lock()
+		s.room.release(r.GetSession().GetSession(), n)
+		s.mu.Unlock()
+		if err != nil {
 			s.lost.Add(1)
 			s.cfg.Log.Error("what was open when the gate ended is not recorded", "id", r.GetId(), "error", err)
 		}
