@@ -43,7 +43,7 @@ func (s *Server) egress(method string, m *nats.Msg) (proto.Message, error) {
 		slices.SortFunc(out.Policies, func(a, b *egressv1.Policy) int {
 			return cmp.Or(cmp.Compare(a.GetScope().GetLayer(), b.GetScope().GetLayer()), cmp.Compare(a.GetScope().GetName(), b.GetScope().GetName()))
 		})
-		return out, nil
+		return fitting(out), nil
 	case "remove":
 		req := &egressv1.RemovePolicyRequest{}
 		if err := read(req); err != nil {
@@ -60,6 +60,19 @@ func (s *Server) egress(method string, m *nats.Msg) (proto.Message, error) {
 		return &egressv1.RemovePolicyReply{}, nil
 	}
 	return nil, fault{errkind.Invalid, "there is no method " + method}
+}
+
+// fitting leaves out documents that do not fit in one answer.
+func fitting(in *egressv1.PoliciesReply) *egressv1.PoliciesReply {
+	out := &egressv1.PoliciesReply{}
+	for _, p := range in.GetPolicies() {
+		if proto.Size(out)+proto.Size(p) > 900<<10 {
+			p = proto.CloneOf(p)
+			p.Document = nil
+		}
+		out.Policies = append(out.Policies, p)
+	}
+	return out
 }
 
 func (s *Server) policyAt(scope *egressv1.Scope) int {

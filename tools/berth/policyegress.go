@@ -116,8 +116,30 @@ func (e egressOp) session(a *app, tenant, key string) (*schedulerv1.SessionRecor
 	return reply.GetRecord(), nil
 }
 
-// policies are those in force, of one scope or of all.
+// policies are those in force, of one scope or of all. Documents that did not fit in the answer are asked for
+// one by one.
 func (e egressOp) policies(a *app, scope *egressv1.Scope) ([]*egressv1.Policy, error) {
+	list, err := e.asked(a, scope)
+	if err != nil || scope != nil {
+		return list, err
+	}
+	var out []*egressv1.Policy
+	for _, p := range list {
+		if len(p.GetDocument()) > 0 {
+			out = append(out, p)
+			continue
+		}
+		one, err := e.asked(a, p.GetScope())
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one...) // none: it was removed meanwhile
+	}
+	return out, nil
+}
+
+// asked is one answer of egress.
+func (e egressOp) asked(a *app, scope *egressv1.Scope) ([]*egressv1.Policy, error) {
 	reply := &egressv1.PoliciesReply{}
 	err := e.Call(a.ctx, "egress", "policies", &egressv1.PoliciesRequest{Scope: scope}, reply)
 	if errors.Is(err, sdk.ErrNotFound) {

@@ -76,6 +76,25 @@ func TestAPolicyIsAppliedInPlaceOfTheOneThatWasRead(t *testing.T) {
 	}
 }
 
+// TestPoliciesThatDoNotFitInOneAnswerAreListed: with their documents, however large they are together.
+func TestPoliciesThatDoNotFitInOneAnswerAreListed(t *testing.T) {
+	w := start(t)
+	large := file(t, tenantPolicy+strings.Repeat("# "+strings.Repeat("x", 1021)+"\n", 400))
+	for _, tenant := range []string{"a", "b", "c"} {
+		w.ok("policy", "egress", "apply", "-f", large, "--tenant", tenant)
+	}
+	var out egressPoliciesOut
+	w.json(&out, "policy", "egress", "show")
+	if len(out.Policies) != 3 {
+		t.Fatalf("%d policies", len(out.Policies))
+	}
+	for _, p := range out.Policies {
+		if !strings.Contains(p.Document, "# the product") {
+			t.Errorf("%s has a document of %d bytes", p.scopeOut, len(p.Document))
+		}
+	}
+}
+
 // TestEgressCommandsCheckWhatIsTyped: in one sentence, with exit code 2.
 func TestEgressCommandsCheckWhatIsTyped(t *testing.T) {
 	good, bad := file(t, tenantPolicy), file(t, "rules:\n  - {name: a, allow: {hosts: [Example.com]}}\n")

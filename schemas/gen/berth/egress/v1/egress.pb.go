@@ -447,7 +447,7 @@ func (x *PoliciesRequest) GetScope() *Scope {
 	return nil
 }
 
-// PoliciesReply holds them, by layer and name.
+// PoliciesReply holds them, by layer and name. Documents that do not fit are empty: ask for them by scope.
 type PoliciesReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
