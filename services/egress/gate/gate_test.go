@@ -51,7 +51,7 @@ func TestAllowedTrafficLeavesAndIsRecorded(t *testing.T) {
 	}
 	events := read(t, w.bus, "BERTH_SESSIONS", "berth.v1.session.acme.*.*", func(l []*egressv1.Event) bool { return len(l) >= 2 })
 	for _, e := range events {
-		if e.GetWhat() == "denied" && (!strings.Contains(e.GetText(), "Ask it@acme.example") || e.GetRecord() != list[j].GetId()) {
+		if e.GetWhat() == "denied" && (!strings.Contains(e.GetText(), "ask it@acme.example") || e.GetRecord() != list[j].GetId()) {
 			t.Errorf("%v", e)
 		}
 	}

@@ -11,14 +11,20 @@ const dns Protocol = "dns"
 // String is a request as a person writes it.
 func (r Request) String() string {
 	host := string(r.Name)
-	if r.Protocol == dns {
+	switch {
+	case host == "":
+		return "a host" // it named none, or one of many
+	case r.Protocol == dns:
 		return "the name " + host
 	}
 	standard := r.Protocol == HTTP && r.Port == 80 || (r.Protocol == HTTPS || r.Protocol == TLS) && r.Port == 443
 	if r.Port != 0 && !standard {
 		host = fmt.Sprintf("%s:%d", host, r.Port)
 	}
-	if r.opaque() {
+	switch {
+	case r.Protocol == "":
+		return host
+	case r.opaque():
 		return fmt.Sprintf("%s to %s", strings.ToUpper(string(r.Protocol)), host)
 	}
 	text := fmt.Sprintf("%s://%s%s", r.Protocol, host, r.Path)

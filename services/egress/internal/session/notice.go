@@ -2,12 +2,11 @@ package session
 
 import (
 	"encoding/json"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
+	"github.com/berth-dev/berth/services/egress/authority"
 	"github.com/berth-dev/berth/services/egress/policy"
 )
 
@@ -127,67 +126,11 @@ func (l *lists) forget() {
 	l.by = nil
 }
 
-// because are the reasons as a user reads them; %s is the host.
-var because = map[policy.Reason]string{
-	policy.NoPolicy:    "nothing may leave this session: no policy allows it",
-	policy.NoRule:      "no rule allows %s",
-	policy.DeniedRule:  "a rule denies %s",
-	policy.BadPort:     "%s is allowed, but not on this port",
-	policy.BadMethod:   "%s is allowed, but not with this method",
-	policy.BadPath:     "%s is allowed, but not below this path",
-	policy.BadName:     "%s is no host name",
-	policy.Literal:     "%s is an address; only hosts that are named may be reached",
-	policy.Mismatch:    "the connection and the request name different hosts, one of them %s",
-	policy.NoName:      "the TLS connection does not say whom it is for",
-	policy.Hidden:      "the TLS connection hides whom it is for",
-	policy.Private:     "%s leads to a private address, which the rule does not allow",
-	policy.Unresolved:  "%s could not be looked up",
-	policy.Unreachable: "%s does not answer",
-	policy.Certificate: "the certificate that %s shows is not its own, or not valid",
-	policy.Malformed:   "the request to %s breaks the rules of its protocol",
-	policy.Upgrade:     "the connection to %s may become a WebSocket and nothing else",
-	policy.Credentials: "the rule for %s lets no credentials through but those that are put in",
-	policy.Placeholder: "the placeholder of a secret was sent to %s, where it does not belong",
-	policy.SecretAway:  "the secret for %s could not be had",
-	policy.Echo:        "the answer of %s held a secret",
-	policy.Rate:        "%s was asked more often than is allowed",
-	policy.Bytes:       "more was sent to and got from %s today than is allowed",
-	policy.Protocols:   "%s is allowed, but by another protocol",
-	policy.AuditAway:   "nothing leaves now, because it could not be recorded",
-	policy.NoLease:     "nothing leaves now, because the host has lost its lease",
-	policy.Revoked:     "%s was allowed and is not any more",
-	policy.NoIdentity:  "it came over no link of this session",
-}
-
 // sentence says to a user what was refused, why, and whom to ask.
 func (s *Bound) sentence(r *egressv1.Record) string {
-	host := r.GetAuthority()
-	if host == "" {
-		host = "a host"
-	}
-	if p := r.GetPort(); p != 0 {
-		host = fmt.Sprintf("%s:%d", host, p)
-	}
-	text, ok := because[policy.Reason(r.GetReason())]
-	if !ok {
-		text = "%s was refused"
-	}
-	text = capital(text)
-	if strings.Contains(text, "%s") {
-		text = fmt.Sprintf(text, host)
-	}
-	if rule := r.GetRule(); rule != "" {
-		text += fmt.Sprintf(" (rule %s of the %s's policy)", rule, policy.LayerName(r.GetLayer()))
-	}
-	if ask := s.Policy().Ask(); ask != "" {
-		text += ". Ask " + ask
-	}
-	return text + "."
-}
-
-func capital(s string) string {
-	if s != "" && s[0] >= 'a' && s[0] <= 'z' {
-		return string(s[0]-'a'+'A') + s[1:]
-	}
-	return s
+	return policy.Sentence(
+		policy.Request{Name: authority.Name(r.GetAuthority()), Port: uint16(r.GetPort()), Protocol: policy.Protocol(r.GetProtocol()),
+			Method: r.GetMethod(), Path: r.GetPath()},
+		policy.Decision{Reason: policy.Reason(r.GetReason()), Rule: r.GetRule(), Layer: r.GetLayer(), Generation: r.GetPolicyGeneration(),
+			Ask: s.Policy().Ask()})
 }
