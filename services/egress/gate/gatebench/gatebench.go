@@ -78,7 +78,8 @@ func Start(ctx context.Context, cfg Config) (*Gate, error) {
 	}
 	began := time.Now()
 	g.table = session.NewTable(session.Config{Host: "bench", Policies: g.rules, Audit: g.spool, Outlet: told{}, Log: cfg.Log,
-		Boot: func() time.Duration { return time.Since(began) + time.Minute }, MaxConnections: 4096, AllConnections: 32768})
+		Boot: func() time.Duration { return time.Since(began) + time.Minute }, MaxConnections: 4096, AllConnections: 32768,
+		RecordsPS: 1 << 30, RecordsAtOnce: 1 << 30})
 	g.table.Lease(1000 * time.Hour)
 	life, stop := context.WithCancel(ctx)
 	g.stop = stop

@@ -45,6 +45,8 @@ type sandbox struct {
 	changed chan struct{} // closed and made anew with every record
 	refuse  error
 	away    error // of Note
+	kept    int   // told Unrecorded
+	atNote  int   // open when the last record came
 }
 
 type live struct {
@@ -89,6 +91,7 @@ func (s *sandbox) Open(r policy.Request, _ policy.Decision, reset func()) (sessi
 func (s *sandbox) Note(r *egressv1.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.atNote = len(s.lives)
 	s.records = append(s.records, proto.CloneOf(r))
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -141,6 +144,12 @@ func (l *live) Bytes(out, in int) error {
 		return &session.Refusal{Reason: policy.Bytes, Text: "used up"}
 	}
 	return nil
+}
+
+func (l *live) Unrecorded() {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	l.s.kept++
 }
 
 func (l *live) Close() {

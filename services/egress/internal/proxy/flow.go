@@ -176,14 +176,17 @@ func (f *flow) raw(ctx context.Context, by policy.Decision) {
 }
 
 // deny records a refusal and tells it to the client: in words where the door has some, else by a reset.
-func (f *flow) deny(r refusal) {
+func (f *flow) deny(r refusal) { f.denyOf(r, nil) }
+
+// denyOf is deny of what is open, which it ends once that is recorded.
+func (f *flow) denyOf(r refusal, open session.Live) {
 	f.denied.Add(1)
 	if r.verdict == egressv1.Verdict_VERDICT_UNSPECIFIED {
 		r.verdict = egressv1.Verdict_VERDICT_DENIED
 	}
 	rec := f.record(r.protocol, r.verdict, r.decision)
 	rec.Address = r.dialled
-	f.note(rec)
+	f.note(rec, open)
 	if explain := f.explain; explain != nil {
 		f.greet, f.explain = nil, nil
 		explain(r)
@@ -192,11 +195,21 @@ func (f *flow) deny(r refusal) {
 	f.cut.now()
 }
 
-func (f *flow) note(rec *egressv1.Record) {
-	if err := f.session.Note(rec); err != nil {
+// note records, and then ends what is open, if something is: that it is open stays in the audit log until it
+// has the record.
+func (f *flow) note(rec *egressv1.Record, open session.Live) {
+	err := f.session.Note(rec)
+	if err != nil {
 		f.unrecorded.Add(1)
 		f.Log.Error("a connection could not be recorded", "door", f.door, "error", err)
 	}
+	if open == nil {
+		return
+	}
+	if err != nil {
+		open.Unrecorded()
+	}
+	open.Close()
 }
 
 func (f *flow) record(protocol policy.Protocol, v egressv1.Verdict, d policy.Decision) *egressv1.Record {

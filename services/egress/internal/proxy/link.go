@@ -49,12 +49,10 @@ func (f *flow) reach(ctx context.Context, protocol policy.Protocol, by policy.De
 		if err == nil {
 			reset(l.up)
 		}
-		l.live.Close()
 		f.explain = nil
-		f.deny(refusal{protocol: protocol, decision: f.own(l.why()), verdict: egressv1.Verdict_VERDICT_RESET})
+		f.denyOf(refusal{protocol: protocol, decision: f.own(l.why()), verdict: egressv1.Verdict_VERDICT_RESET}, l.live)
 	case err != nil:
-		l.live.Close()
-		f.deny(l.refused(err, policy.Unreachable, egressv1.Verdict_VERDICT_FAILED))
+		f.denyOf(l.refused(err, policy.Unreachable, egressv1.Verdict_VERDICT_FAILED), l.live)
 	case !f.cut.add(l.up): // the gate is closing, or it was revoked at this very moment
 		l.finish(nil)
 	default:
@@ -205,8 +203,7 @@ func (l *link) finish(err error) {
 		_ = l.client.Close()
 		_ = l.up.Close()
 	}
-	l.live.Close()
 	rec := l.record(l.protocol, v, d)
 	rec.Address, rec.BytesOut, rec.BytesIn = l.address.String(), l.out.Load(), l.in.Load()
-	l.note(rec)
+	l.note(rec, l.live)
 }

@@ -23,6 +23,13 @@ const (
 	maxHosts   = 4096 // that are remembered
 )
 
+// What one session may begin, if the table's config does not say: no session pushes the records of the others
+// out of what keeps them.
+const (
+	recordsPS     = 200
+	recordsAtOnce = 5000
+)
+
 // Bound is one binding. It implements Session.
 type Bound struct {
 	t       *Table
@@ -36,9 +43,10 @@ type Bound struct {
 	mu    sync.Mutex
 	ended bool
 	live  map[*live]struct{}
-	// hosts that it reached; fresh limits those that are new.
+	// hosts that it reached; fresh limits those that are new, begun all that is let out.
 	hosts map[authority.Name]struct{}
 	fresh *rate.Limiter
+	begun *rate.Limiter
 }
 
 func newBound(t *Table, b *egressv1.Binding, addrs []netip.Addr) *Bound {
@@ -71,6 +79,7 @@ type live struct {
 	reset func()
 	ended func()       // of the audit log
 	state atomic.Int32 // 0 open, 1 reset, 2 closed
+	keep  atomic.Bool  // it could not be recorded
 	why   atomic.Pointer[Refusal]
 }
 
@@ -128,7 +137,16 @@ func (s *Bound) admits(req policy.Request, dec policy.Decision) error {
 	if len(s.live) >= s.t.cfg.MaxConnections {
 		return &Refusal{policy.Rate, fmt.Sprintf("the session has %d connections open, as many as it may", len(s.live))}
 	}
-	return s.reaches(req.Name)
+	if err := s.reaches(req.Name); err != nil {
+		return err
+	}
+	if s.begun == nil {
+		s.begun = rate.NewLimiter(rate.Limit(s.t.cfg.RecordsPS), s.t.cfg.RecordsAtOnce)
+	}
+	if !s.begun.AllowN(s.t.cfg.Now(), 1) {
+		return &Refusal{policy.Rate, fmt.Sprintf("the session begins more than %d connections and requests a second", s.t.cfg.RecordsPS)}
+	}
+	return nil
 }
 
 // reaches counts a host that is new; the lock is held.
@@ -228,6 +246,9 @@ func (l *live) Bytes(out, in int) error {
 	return &Refusal{policy.Bytes, "more bytes went through today than the rule allows"}
 }
 
+// Unrecorded implements Live.
+func (l *live) Unrecorded() { l.keep.Store(true) }
+
 // Close implements Live.
 func (l *live) Close() {
 	if l.state.Swap(2) == 2 {
@@ -239,5 +260,7 @@ func (l *live) Close() {
 	l.s.names.hold(l.req.Name, -1)
 	l.use.release()
 	l.s.t.open.Add(-1)
-	l.ended()
+	if !l.keep.Load() {
+		l.ended()
+	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/services/egress/policy"
 )
 
-// Refusals that are like one told already are counted and told once in a time.
+// What was refused, failed or was reset like one told already is counted and told once in a time.
 const (
 	recordWindow = 10 * time.Second
 	eventWindow  = time.Minute
@@ -26,6 +26,7 @@ const (
 	noticeAgain  = 2 * time.Second
 	lastRefused  = 20
 	maxNotice    = 48 << 10
+	maxPath      = 512 // bytes of a path in a record
 )
 
 // told is what a session was told, and what it is to be told.
@@ -57,17 +58,13 @@ func (s *Bound) Note(r *egressv1.Record) error {
 	}
 	s.told.mu.Lock()
 	s.remember(r, now)
-	out, record, first := r, r.GetId(), true
-	if r.GetVerdict() == egressv1.Verdict_VERDICT_DENIED {
-		var c *counted
-		if out, c, first = s.told.records.add(r, now, recordWindow); first {
-			c.record = out.GetId()
-		}
-		record = c.record
+	out, c, first := s.told.records.add(r, now, recordWindow)
+	if first {
+		c.record = out.GetId()
 	}
+	record := c.record
 	event, tell := r, false
 	if v := r.GetVerdict(); v == egressv1.Verdict_VERDICT_DENIED || v == egressv1.Verdict_VERDICT_RESET {
-		var c *counted
 		event, c, tell = s.told.events.add(r, now, eventWindow)
 		c.record = record
 	}
@@ -93,7 +90,7 @@ func (s *Bound) fill(r *egressv1.Record, now time.Time) {
 	if r.GetBegan() == nil {
 		r.Began = r.Ended
 	}
-	r.Authority, r.Path, r.Method = short(r.GetAuthority(), 260), short(r.GetPath(), 2048), short(r.GetMethod(), 32)
+	r.Authority, r.Path, r.Method = short(r.GetAuthority(), 260), short(r.GetPath(), maxPath), short(r.GetMethod(), 32)
 }
 
 func (s *Bound) newID() string { return "egress-" + s.t.cfg.Host + "-" + nuid.Next() }
@@ -106,13 +103,16 @@ func (s *Bound) unfinished(req policy.Request, dec policy.Decision) *egressv1.Re
 	return r
 }
 
+// cut marks a text that went on. No path or name that is judged holds it: there it would be encoded.
+const cut = "…"
+
 // short bounds what a sandbox chose, and keeps it valid text.
 func short(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= most {
 		return s
 	}
-	return strings.ToValidUTF8(s[:most-3], "") + "..."
+	return strings.ToValidUTF8(s[:most-len(cut)], "") + cut
 }
 
 // record gives a record to the audit log.
@@ -167,8 +167,9 @@ func (s *Bound) flush(last bool) {
 	for _, f := range records {
 		r := proto.CloneOf(f.last)
 		r.Id, r.Began, r.Times = f.record, timestamppb.New(f.first), f.times
+		r.BytesOut, r.BytesIn = f.out, f.in
 		if err := s.record(r); err != nil {
-			s.t.cfg.Log.Warn("the number of refusals is not recorded", "session", r.GetSession().GetSession(), "times", f.times, "error", err)
+			s.t.cfg.Log.Warn("how often it was refused or failed is not recorded", "session", r.GetSession().GetSession(), "times", f.times, "error", err)
 		}
 	}
 	for _, f := range events {
@@ -207,6 +208,7 @@ type tally struct{ by map[likeness]*counted }
 type likeness struct {
 	authority, reason, protocol, door, rule string
 	port                                    uint32
+	verdict                                 egressv1.Verdict
 }
 
 type counted struct {
@@ -214,6 +216,8 @@ type counted struct {
 	first time.Time // of those that are counted
 	times uint64
 	last  *egressv1.Record
+	// bytes of those that are counted
+	out, in uint64
 	// record is the id of the last one that was written of them.
 	record string
 }
@@ -224,7 +228,7 @@ const maxLike = 200
 
 // add counts a record with its like; true: it is to be told now, as it was returned.
 func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*egressv1.Record, *counted, bool) {
-	k := likeness{r.GetAuthority(), r.GetReason(), r.GetProtocol(), r.GetDoor(), r.GetRule(), r.GetPort()}
+	k := likeness{r.GetAuthority(), r.GetReason(), r.GetProtocol(), r.GetDoor(), r.GetRule(), r.GetPort(), r.GetVerdict()}
 	c := t.by[k]
 	if c == nil && len(t.by) >= maxLike {
 		r = proto.CloneOf(r)
@@ -248,6 +252,7 @@ func (t *tally) add(r *egressv1.Record, now time.Time, window time.Duration) (*e
 		c.first = now
 	}
 	c.times, c.last = c.times+1, r
+	c.out, c.in = c.out+r.GetBytesOut(), c.in+r.GetBytesIn()
 	return nil, c, false
 }
 

@@ -35,7 +35,10 @@ type Session interface {
 type Live interface {
 	// Bytes counts what went out and came in; it refuses with a *Refusal once the rule's bytes are used up.
 	Bytes(out, in int) error
-	// Judge asks again for another request on the same connection.
+	// Unrecorded says that its record could not be kept: Close then leaves in the audit log that it is open,
+	// for the next start to record.
+	Unrecorded()
+	// Close ends it. It comes after Note: until then the audit log has that it is open.
 	Close()
 }
 

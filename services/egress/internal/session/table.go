@@ -56,6 +56,9 @@ type Config struct {
 	// MaxConnections of one session, AllConnections of all.
 	MaxConnections, AllConnections int
 	Log                            *slog.Logger
+	// RecordsPS is how many connections and requests, each of which is a record, one session may begin a
+	// second, and RecordsAtOnce how many at once; 0: 200 and 5000.
+	RecordsPS, RecordsAtOnce int
 	// Kept is a file that keeps the bytes of the day over a restart; empty: none does.
 	Kept string
 	// Noted, if set, is told each record that is noted.
@@ -88,6 +91,9 @@ type Table struct {
 func NewTable(cfg Config) *Table {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if cfg.RecordsPS == 0 {
+		cfg.RecordsPS, cfg.RecordsAtOnce = recordsPS, recordsAtOnce
 	}
 	t := &Table{cfg: cfg, byAddress: map[netip.Addr]*Bound{}, bySandbox: map[string]*Bound{},
 		uses: uses{by: map[useKey]*use{}}, pushs: make(chan struct{}, 4)}

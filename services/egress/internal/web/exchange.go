@@ -206,13 +206,17 @@ func (x *exchange) finish() {
 	reset := x.reset
 	x.mu.Unlock()
 	aborted := recover()
-	if x.live != nil {
-		x.live.Close()
-	}
 	if reset {
 		x.record.Verdict, x.record.Reason = egressv1.Verdict_VERDICT_RESET, string(policy.Revoked)
 	}
-	if err := x.note(); err != nil && x.record.Verdict == egressv1.Verdict_VERDICT_ALLOWED {
+	err := x.note()
+	if x.live != nil { // only now: that it is open stays in the audit log until it has the record
+		if err != nil {
+			x.live.Unrecorded()
+		}
+		x.live.Close()
+	}
+	if err != nil && x.record.Verdict == egressv1.Verdict_VERDICT_ALLOWED {
 		x.e.Log.Warn("a request could not be recorded and was reset", "host", x.req.Name.String(), "error", err)
 		aborted = http.ErrAbortHandler
 	}

@@ -46,6 +46,8 @@ type sandbox struct {
 	noted   chan struct{}
 	most    int // bytes
 	noAudit bool
+	kept    int // told Unrecorded
+	atNote  int // open when the last record came
 }
 
 type opened struct {
@@ -110,6 +112,12 @@ func (o *opened) Bytes(out, in int) error {
 	return nil
 }
 
+func (o *opened) Unrecorded() {
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
+	o.s.kept++
+}
+
 func (o *opened) Close() {
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()
@@ -119,6 +127,7 @@ func (o *opened) Close() {
 func (s *sandbox) Note(r *egressv1.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.atNote = len(s.open)
 	if s.noAudit {
 		return errors.New("no room")
 	}
