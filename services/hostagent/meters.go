@@ -24,19 +24,16 @@ type meters struct {
 	prepares      metric.Float64Histogram
 	claims        metric.Int64Counter
 	binds         metric.Float64Histogram
-	bound         metric.Int64UpDownCounter
+	bound, gate   metric.Int64UpDownCounter
 	drops         metric.Int64Counter
 	// noted, if set, hears of each refusal too, for tests.
 	noted func(what, place string)
 }
 
 func newMeters() meters {
-	bound, err := obs.Meter().Int64UpDownCounter("berth.host.network.bound", metric.WithDescription("Sandboxes whose link the kernel lets through while the lease holds."))
-	if err != nil {
-		panic(err)
-	}
 	return meters{
-		bound:    bound,
+		bound:    level("berth.host.network.bound", "Sandboxes whose link the kernel lets through while the lease holds."),
+		gate:     level("berth.host.network.gate", "Whether the gate of this host has all bindings."),
 		wakes:    obs.Histogram("berth.host.wake.seconds", "Time of a wake on this host, by outcome."),
 		sleeps:   obs.Histogram("berth.host.sleep.seconds", "Time of a sleep on this host, by outcome."),
 		streams:  obs.Histogram("berth.host.stream.seconds", "Time of an operation of the data plane to its end, by operation and outcome."),
@@ -55,6 +52,15 @@ func newMeters() meters {
 			"unleased": obs.Counter("berth.host.unleased", "Acts that were refused because this host has no lease, by place."),
 		},
 	}
+}
+
+// level counts up and down.
+func level(name, doc string) metric.Int64UpDownCounter {
+	c, err := obs.Meter().Int64UpDownCounter(name, metric.WithDescription(doc))
+	if err != nil {
+		panic(err)
+	}
+	return c
 }
 
 func outcome(err error) metric.MeasurementOption {
@@ -86,6 +92,13 @@ func (m meters) bind(took time.Duration, err error) {
 func (m meters) lets(n int64) {
 	if m.bound != nil {
 		m.bound.Add(context.Background(), n)
+	}
+}
+
+// gated counts the gate that has all bindings from now on (1), or not any more (-1).
+func (m meters) gated(n int64) {
+	if m.gate != nil {
+		m.gate.Add(context.Background(), n)
 	}
 }
 

@@ -34,6 +34,12 @@ func (n *nets) answered(err error) {
 	now := n.gate
 	n.mu.Unlock()
 	switch {
+	case now.answers && !was.answers:
+		n.h.meters.gated(1)
+	case was.answers && !now.answers:
+		n.h.meters.gated(-1)
+	}
+	switch {
 	case now.failed != was.failed && err != nil:
 		n.h.log.Warn("the gate of this host does not answer: what wakes has no way out until it does", "error", err)
 	case err == nil && !was.answers:
@@ -67,6 +73,7 @@ func (n *nets) ask() {
 // waits for it.
 func (n *nets) keepGate(ctx context.Context) {
 	ctx = obs.Untraced(ctx) // it is said several times a minute
+	n.h.meters.gated(0)     // it is shown before the gate is heard of
 	for {
 		select {
 		case <-ctx.Done():
