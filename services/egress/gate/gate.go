@@ -101,7 +101,7 @@ func (g *gate) build(ctx context.Context) (err error) {
 		MaxConnections: g.cfg.MaxConnections, AllConnections: g.cfg.AllConnections, Log: g.log, Noted: g.m.noted,
 		Kept: filepath.Join(g.cfg.Dir, "bytes.json")})
 	g.policies.changed, g.policies.applied = g.table.Refresh, g.m.inForce
-	g.minter = mint.New(ctx, g.certificate, time.Now)
+	g.minter = mint.New(ctx, g.certificate, time.Now, g.log)
 	g.engine = web.New(web.Config{Upstream: dialer, Secrets: secrets, Roots: roots, Log: g.log})
 	g.proxy = proxy.New(proxy.Config{Sessions: g.table, Dialer: dialer, Minter: g.minter, Web: g.engine, Denial: web.Denial, Log: g.log,
 		Limits: proxy.Limits{All: g.cfg.AllConnections, PerSandbox: g.cfg.MaxConnections, Dial: g.cfg.DialTimeout}})

@@ -104,6 +104,7 @@ func (m *metrics) watch(g *gate) error {
 		{"unrecorded", "", "Connections whose end could not be recorded.", func(_ session.Figures, s proxy.Stats) int64 { return int64(s.Unrecorded) }, true},
 		{"audit.waiting", "By", "Audit records that are not on the bus yet.", func(session.Figures, proxy.Stats) int64 { return g.spool.Waiting() }, false},
 		{"audit.lost", "", "Audit records that were forgotten because there was no room.", func(session.Figures, proxy.Stats) int64 { return int64(g.spool.Lost()) }, true},
+		{"authority.left", "s", "How long the authority to open TLS with holds yet; 0: there is none.", func(session.Figures, proxy.Stats) int64 { return int64(g.minter.Left().Seconds()) }, false},
 		{"policy.generation", "", "Generation of the newest policy that this gate judges by.", func(session.Figures, proxy.Stats) int64 { n, _, _ := g.policies.state(); return int64(n) }, false},
 		{"policy.silent", "s", "How long nothing was heard of the policies: what was last known holds.", func(session.Figures, proxy.Stats) int64 {
 			_, _, d := g.policies.state()

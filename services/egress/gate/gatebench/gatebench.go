@@ -96,7 +96,7 @@ func (g *Gate) open(life context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.minter = mint.New(life, root.issue, time.Now)
+	g.minter = mint.New(life, root.issue, time.Now, g.cfg.Log)
 	static := map[authority.Name][]netip.Addr{}
 	for host, at := range g.cfg.Hosts {
 		n, err := authority.ParseStrict(host)

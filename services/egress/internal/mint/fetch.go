@@ -42,6 +42,7 @@ func (a *Authority) keep(ctx context.Context, fetch Fetch) {
 func (a *Authority) take(next *issuer, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.tell(a.fault, err, next)
 	a.fault = err
 	if err != nil {
 		return
@@ -50,6 +51,19 @@ func (a *Authority) take(next *issuer, err error) {
 		defer close(a.ready)
 	}
 	a.cur = next
+}
+
+// tell logs how the fetching is when that changes. The lock is held.
+func (a *Authority) tell(was, err error, next *issuer) {
+	switch {
+	case err == nil && (was != nil || a.cur == nil):
+		a.log.Info("the gate has an authority to open TLS with", "until", next.cert.NotAfter.UTC())
+	case err == nil || was != nil && was.Error() == err.Error():
+	case a.cur == nil:
+		a.log.Warn("the gate has no authority: what a rule has opened is refused", "error", err)
+	default:
+		a.log.Warn("the gate's authority is not renewed", "until", a.cur.cert.NotAfter.UTC(), "error", err)
+	}
 }
 
 func (a *Authority) longest() time.Duration {

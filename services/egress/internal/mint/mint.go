@@ -15,6 +15,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -48,6 +49,7 @@ type Fetch func(ctx context.Context, publicKey []byte) (certificate []byte, root
 // Authority is a Minter that renews itself. Its methods are safe for concurrent use.
 type Authority struct {
 	now   func() time.Time
+	log   *slog.Logger
 	ready chan struct{} // closed once there is an authority
 
 	mu    sync.Mutex
@@ -67,9 +69,10 @@ type issuer struct {
 }
 
 // New starts to fetch an authority and returns; the fetching ends with ctx. Each fetch is for a new key. An
-// authority is renewed when half of its life is over; what fails is tried again with growing pauses.
-func New(ctx context.Context, fetch Fetch, now func() time.Time) *Authority {
-	a := &Authority{now: now, ready: make(chan struct{}), leaves: newLeaves(mostLeaves)}
+// authority is renewed when half of its life is over; what fails is logged when it changes, and tried again with
+// growing pauses.
+func New(ctx context.Context, fetch Fetch, now func() time.Time, log *slog.Logger) *Authority {
+	a := &Authority{now: now, log: log, ready: make(chan struct{}), leaves: newLeaves(mostLeaves)}
 	go a.keep(ctx, fetch)
 	return a
 }
@@ -85,6 +88,16 @@ func (a *Authority) Roots() []byte {
 		return nil
 	}
 	return a.cur.roots
+}
+
+// Left is how long the authority there is holds yet; 0 while there is none.
+func (a *Authority) Left() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.cur == nil {
+		return 0
+	}
+	return max(a.cur.cert.NotAfter.Sub(a.now()), 0)
 }
 
 // Err says why there is no authority, or why the one there is was not renewed; nil if all is well.

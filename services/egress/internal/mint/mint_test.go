@@ -1,6 +1,7 @@
 package mint
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -79,7 +81,7 @@ func ready(t testing.TB) (*cell, *Authority) {
 	c := newCell(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	a := New(ctx, c.fetch, time.Now)
+	a := New(ctx, c.fetch, time.Now, slog.New(slog.DiscardHandler))
 	<-a.Ready()
 	return c, a
 }
@@ -209,7 +211,8 @@ func TestWithoutAnAuthorityNothingIsOpened(t *testing.T) {
 		c.down.Store(true)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a := New(ctx, c.fetch, time.Now)
+		var said bytes.Buffer
+		a := New(ctx, c.fetch, time.Now, slog.New(slog.NewTextHandler(&said, nil)))
 		synctest.Wait()
 		if _, err := a.Leaf("api.example.com"); err == nil || a.Roots() != nil || a.Err() == nil {
 			t.Error("a certificate without an authority", err)
@@ -218,10 +221,17 @@ func TestWithoutAnAuthorityNothingIsOpened(t *testing.T) {
 		if n := c.asked.Load(); n < 12 || n > 30 {
 			t.Errorf("asked %d times in a minute", n)
 		}
+		synctest.Wait()
+		if n := strings.Count(said.String(), "level=WARN"); n != 1 || !strings.Contains(said.String(), "credentials is away") || a.Left() != 0 {
+			t.Errorf("a gate without an authority for %s says:\n%s", a.Left(), said.String())
+		}
 		c.down.Store(false)
 		<-a.Ready()
 		if _, err := a.Leaf("api.example.com"); err != nil || len(a.Roots()) == 0 || a.Err() != nil {
 			t.Error(err, a.Err())
+		}
+		if strings.Count(said.String(), "level=INFO") != 1 || a.Left() < week-time.Minute {
+			t.Errorf("%s left; it says:\n%s", a.Left(), said.String())
 		}
 	})
 }
@@ -232,7 +242,7 @@ func TestAnExpiredAuthorityRefuses(t *testing.T) {
 		c := newCell(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a := New(ctx, c.fetch, time.Now)
+		a := New(ctx, c.fetch, time.Now, slog.New(slog.DiscardHandler))
 		<-a.Ready()
 		first := a.current()
 		time.Sleep(week/2 + time.Minute)
@@ -266,7 +276,7 @@ func TestALeafIsMadeOnceAndAgainBeforeItEnds(t *testing.T) {
 		c := newCell(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a := New(ctx, c.fetch, time.Now)
+		a := New(ctx, c.fetch, time.Now, slog.New(slog.DiscardHandler))
 		<-a.Ready()
 		leaf := func() *tls.Certificate {
 			cert, err := a.Leaf("api.example.com")
