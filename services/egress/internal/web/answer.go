@@ -178,6 +178,11 @@ func (x *exchange) answer(resp *http.Response) *session.Refusal {
 	if no := x.count(0, headSize(h)); no != nil {
 		return no
 	}
+	for name := range resp.Trailer { // it is told with the head
+		if x.scrub != nil && x.scrub.inName(name) {
+			return refuse(policy.Echo, "")
+		}
+	}
 	to := x.w.Header()
 	for k, vs := range h {
 		to[k] = vs

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,6 +67,11 @@ func (e *Engine) handle(l *link, w http.ResponseWriter, r *http.Request) {
 	defer x.finish()
 	stop := context.AfterFunc(l.ctx, cancel)
 	defer stop()
+	if !l.pool.begin() {
+		x.record.Verdict, x.record.Reason = egressv1.Verdict_VERDICT_DENIED, string(policy.Rate)
+		panic(http.ErrAbortHandler)
+	}
+	defer l.pool.done()
 	if no := x.serve(); no != nil {
 		x.deny(no)
 	}
@@ -195,8 +201,27 @@ func (x *exchange) deny(no *session.Refusal) {
 		h.Set("Connection", "close")
 	}
 	x.status = status
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	if x.strict == nil {
+		defer x.hurry()()
+	}
 	x.w.WriteHeader(status)
-	_, _ = x.w.Write(body)
+	if x.r.Method != http.MethodHead {
+		_, _ = x.w.Write(body)
+	}
+	if x.strict == nil { // while it is counted: net/http writes what is left after the handler
+		_ = http.NewResponseController(x.w).Flush()
+	}
+}
+
+// hurry bounds how long a client of HTTP/2 that takes no answer can make a refusal wait, and drops what it
+// sent.
+func (x *exchange) hurry() (written func()) {
+	clear(x.r.Header)
+	x.header = nil
+	_ = http.NewResponseController(x.w).SetWriteDeadline(time.Now().Add(denyTime))
+	late := time.AfterFunc(2*denyTime, x.abort) // nothing is read of the connection at all
+	return func() { late.Stop() }
 }
 
 // finish records what became of it.

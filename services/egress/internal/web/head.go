@@ -255,7 +255,7 @@ var forbiddenTrailers = map[string]bool{
 }
 
 func checkTrailer(name string) error {
-	if name = strings.ToLower(name); !token(name) || forbiddenTrailers[name] || credentialHeaders[name] {
+	if name = strings.ToLower(name); !token(name) || forbiddenTrailers[fieldName(name)] || credentialHeaders[fieldName(name)] || reroutes(name) {
 		return errors.New("the request has a trailer that may be none")
 	}
 	return nil

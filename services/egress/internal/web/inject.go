@@ -39,7 +39,10 @@ var credentialHeaders = map[string]bool{
 	"apikey": true, "x-goog-api-key": true, "x-auth-token": true, "x-access-token": true, "private-token": true,
 	"job-token": true, "deploy-token": true, "x-amz-security-token": true, "x-amz-authorization": true,
 	"x-ms-authorization-auxiliary": true, "x-vault-token": true, "x-github-token": true, "x-jwt-assertion": true,
-	"ocp-apim-subscription-key": true, "x-subscription-token": true, "x-session-token": true,
+	"ocp-apim-subscription-key": true, "x-subscription-token": true, "x-session-token": true, "x-auth-key": true,
+	"x-figma-token": true, "x-shopify-access-token": true, "x-consul-token": true, "dd-api-key": true,
+	"dd-application-key": true, "token": true, "authentication": true, "x-authorization": true, "x-auth": true,
+	"x-token": true, "x-secret-key": true, "x-api-token": true, "x-gitlab-token": true, "x-nomad-token": true,
 }
 
 var credentialParameters = map[string]bool{
@@ -50,36 +53,33 @@ var credentialParameters = map[string]bool{
 	"client_secret": true, "password": true, "subscription-key": true, "jwt": true,
 }
 
-// place is where a secret goes: text, with what stands for the secret in it once.
+// place is where a secret goes: between two texts of the policy, which the sandbox does not choose.
 type place struct {
 	policy.Injection
-	text  string
-	mark  string
-	basic bool // text is what Basic carries
+	before, after string
+	basic         bool // they are what Basic carries
 	// dropped is what the sandbox had there, without the placeholder of this secret.
 	dropped []string
 }
 
-// at is where the secret goes; -1: nowhere, or in more than one place.
-func (p *place) at() int {
-	if p.mark == "{secret}" {
-		if strings.Count(p.text, p.mark) != 1 {
-			return -1
-		}
-		return strings.Index(p.text, p.mark)
+// secretMark is where a format has the secret.
+const secretMark = "{secret}"
+
+// newPlace is that of an injection. In a format "Basic user:{secret}" the gate writes the base64.
+func newPlace(in policy.Injection) place {
+	p := place{Injection: in}
+	format := in.Format
+	if user, ok := strings.CutPrefix(format, basicScheme); ok && in.Header != "" && strings.Contains(user, ":") {
+		p.basic, format = true, user
 	}
-	i := indexMark(p.text, p.mark)
-	if i < 0 || indexMark(p.text[i+len(p.mark):], p.mark) >= 0 {
-		return -1
-	}
-	return i
+	p.before, p.after, _ = strings.Cut(format, secretMark)
+	return p
 }
 
 func (p *place) fill(secret string) string {
-	i := p.at()
-	v := p.text[:i] + secret + p.text[i+len(p.mark):]
+	v := p.before + secret + p.after
 	if p.basic {
-		v = "Basic " + base64.StdEncoding.EncodeToString([]byte(v))
+		v = basicScheme + base64.StdEncoding.EncodeToString([]byte(v))
 	}
 	return v
 }
@@ -95,14 +95,14 @@ func (x *exchange) examine() *session.Refusal {
 		params = strings.Split(x.target.query, "&")
 	}
 	for _, in := range x.decision.Inject {
-		p := place{Injection: in, text: in.Format, mark: "{secret}"}
+		p, ok := newPlace(in), true
 		if in.Header != "" {
-			p.takeHeader(x.header)
+			ok = p.takeHeader(x.header)
 		} else {
-			params = p.takeQuery(params)
+			params, ok = p.takeQuery(params)
 		}
-		if p.at() < 0 {
-			return refuse(policy.Placeholder, "A placeholder may stand in its place once.")
+		if !ok {
+			return refuse(policy.Placeholder, "Beside a placeholder may stand what the rule's format has, and nothing else.")
 		}
 		x.places = append(x.places, p)
 	}
@@ -116,25 +116,46 @@ func (x *exchange) examine() *session.Refusal {
 	return nil
 }
 
-// takeHeader takes the sandbox's own value of the header away. Where it holds the placeholder, it says how
-// the secret is wrapped.
-func (p *place) takeHeader(h http.Header) {
+// takeHeader takes the sandbox's own value of the header away. false: it holds the placeholder otherwise than
+// the format has the secret.
+func (p *place) takeHeader(h http.Header) bool {
 	mark, vs := p.Placeholder, h.Values(p.Header)
 	h.Del(p.Header)
 	for _, v := range vs {
 		b, is := basic(v)
-		switch {
-		case len(vs) == 1 && indexMark(v, mark) >= 0:
-			p.text, p.mark = v, mark
-		case len(vs) == 1 && is && indexMark(b, mark) >= 0:
-			p.text, p.mark, p.basic = b, mark, true
+		switch user, wrapped := strings.CutSuffix(b, ":"+mark); {
+		case is && wrapped && p.takes(user):
+			p.before, p.after, p.basic = user+":", "", true
+		case indexMark(b, mark) >= 0, indexMark(v, mark) >= 0 && !p.alike(v):
+			return false
 		}
 		p.dropped = append(p.dropped, without(v, mark), without(b, mark))
 	}
+	return true
+}
+
+// takes reports whether the secret may go in as the password of a user that the sandbox names: where the
+// format is Basic and names none.
+func (p *place) takes(user string) bool {
+	format, is := strings.CutPrefix(p.Format, basicScheme)
+	if !is {
+		return false
+	}
+	if own, _, named := strings.Cut(format, ":"); named {
+		return user+":"+secretMark == format && own == user
+	}
+	return format == secretMark && len(user) <= maxUser && !strings.Contains(user, ":") && printable([]byte(user))
+}
+
+// alike reports whether a value is the format with the placeholder in it. A scheme has no case.
+func (p *place) alike(v string) bool {
+	before, after, _ := strings.Cut(p.Format, secretMark)
+	i := indexMark(v, p.Placeholder)
+	return i >= 0 && strings.EqualFold(v[:i], before) && v[i+len(p.Placeholder):] == after
 }
 
 // takeQuery does the same with the parameter, and leaves it without a value.
-func (p *place) takeQuery(params []string) []string {
+func (p *place) takeQuery(params []string) ([]string, bool) {
 	mark, kept, at := p.Placeholder, params[:0:0], -1
 	for _, param := range params {
 		k, v, _ := strings.Cut(param, "=")
@@ -143,15 +164,18 @@ func (p *place) takeQuery(params []string) []string {
 			continue
 		}
 		value, err := url.QueryUnescape(v)
-		if err == nil && indexMark(value, mark) >= 0 && at < 0 {
-			p.text, p.mark, at = value, mark, len(kept)
+		switch {
+		case err == nil && indexMark(value, mark) >= 0 && !p.alike(value):
+			return nil, false
+		case err == nil && indexMark(value, mark) >= 0 && at < 0:
+			at = len(kept)
 		}
 		p.dropped = append(p.dropped, without(v, mark), without(value, mark))
 	}
 	if at < 0 {
 		at = len(kept)
 	}
-	return slices.Insert(kept, at, url.QueryEscape(p.Query)+"=")
+	return slices.Insert(kept, at, url.QueryEscape(p.Query)+"="), true
 }
 
 // indexMark finds a placeholder that does not go on behind it, as another's would.
@@ -178,6 +202,11 @@ func without(text, mark string) string {
 		text = text[:i] + " " + text[i+len(mark):]
 	}
 }
+
+const (
+	basicScheme = "Basic "
+	maxUser     = 64 // bytes of a user's name before a secret
+)
 
 // basic is what the Basic scheme carries.
 func basic(v string) (string, bool) {
@@ -259,9 +288,12 @@ func (x *exchange) credentialsIn(params []string) bool {
 		return true
 	}
 	for name := range x.header {
-		if credentialHeaders[strings.ToLower(name)] {
+		if credentialHeaders[fieldName(name)] {
 			return true
 		}
+	}
+	if slices.ContainsFunc(x.header["Sec-Websocket-Protocol"], credentialProtocol) {
+		return true
 	}
 	// Some servers part parameters at a semicolon too.
 	for _, p := range strings.FieldsFunc(strings.Join(params, "&"), func(r rune) bool { return r == '&' || r == ';' }) {
@@ -273,6 +305,9 @@ func (x *exchange) credentialsIn(params []string) bool {
 	}
 	return false
 }
+
+// credentialProtocol: browsers can put a token nowhere else. Names of protocols are short and have no dot.
+func credentialProtocol(v string) bool { return len(v) > 64 || strings.Contains(v, ".") }
 
 // placed reports whether a secret goes into the parameter.
 func (x *exchange) placed(name string) bool {

@@ -28,6 +28,8 @@ import (
 const injecting = `rules:
   - {name: api, allow: {hosts: [api.example.com], protocol: https, methods: [GET, POST, HEAD], paths: [/v1/]}, inject: {secret: key, header: Authorization}}
   - {name: query, allow: {hosts: [api.example.com], protocol: https, methods: [GET], paths: [/q/]}, inject: {secret: key, query: key}}
+  - {name: git, allow: {hosts: [api.example.com], protocol: https, paths: [/git/]}, inject: {secret: key, header: Authorization, format: "Basic {secret}"}}
+  - {name: named, allow: {hosts: [api.example.com], protocol: https, paths: [/named/]}, inject: {secret: key, header: Authorization, format: "Basic bot:{secret}"}}
   - {name: other, allow: {hosts: [other.example.com], protocol: https, methods: [GET, POST]}}
   - {name: away, allow: {hosts: [away.example.com], protocol: https}, inject: {secret: key, header: X-Key, format: "k={secret}"}}
   - {name: none, allow: {hosts: [api.example.com], protocol: https, paths: [/none/]}, inject: {secret: missing, header: X-Key}}
@@ -65,8 +67,10 @@ func TestSecretIsPutInItsPlaceAndOnlyThere(t *testing.T) {
 	for _, q := range []struct{ url, field, header, query string }{
 		{"/v1/x", "", "Bearer " + theSecret, ""},
 		{"/v1/x", "Authorization: Bearer own", "Bearer " + theSecret, ""},
-		{"/v1/x", "Authorization: token BERTH_SECRET_KEY", "token " + theSecret, ""},
-		{"/v1/x", "Authorization: " + basicOf("git:BERTH_SECRET_KEY"), basicOf("git:" + theSecret), ""},
+		{"/v1/x", "Authorization: bearer BERTH_SECRET_KEY", "Bearer " + theSecret, ""},
+		{"/git/x", "Authorization: " + basicOf("git:BERTH_SECRET_KEY"), basicOf("git:" + theSecret), ""},
+		{"/named/x", "", basicOf("bot:" + theSecret), ""},
+		{"/named/x", "Authorization: " + basicOf("bot:BERTH_SECRET_KEY"), basicOf("bot:" + theSecret), ""},
 		{"/v1/x?a=b", "Connection: Authorization", "Bearer " + theSecret, "a=b"},
 		{"/q/x?a=b", "", "", "a=b&key=" + url.QueryEscape(theSecret)},
 		{"/q/x?key=own&a=b&key=2", "", "", "a=b&key=" + url.QueryEscape(theSecret)},

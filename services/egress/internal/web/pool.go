@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berth-dev/berth/services/egress/authority"
 	"github.com/berth-dev/berth/services/egress/internal/session"
+	"github.com/berth-dev/berth/services/egress/policy"
 )
 
 // keepPool is how long connections to hosts outlive the last connection of their sandbox.
@@ -32,9 +34,45 @@ type pool struct {
 	users int
 	timer *time.Timer
 
+	requests atomic.Int64 // under way
+	conns    atomic.Int64 // to hosts, dialled or open
+	ctx      context.Context
+	end      context.CancelFunc
+
 	mu         sync.Mutex
 	transports map[string]*http.Transport
 	ended      bool
+}
+
+// begin counts a request, or says that it is one too many.
+func (e *pool) begin() bool {
+	if e.requests.Add(1) > int64(e.of.engine.MaxRequests) {
+		e.done()
+		return false
+	}
+	return true
+}
+
+func (e *pool) done() { e.requests.Add(-1) }
+
+// dial is counted from here to the end of the connection, and ends with the pool: net/http lets go on what was
+// begun for a request that is over.
+func (e *pool) dial(ctx context.Context, name authority.Name, port uint16, allowed []netip.Prefix) (net.Conn, error) {
+	if e.conns.Add(1) > 2*int64(e.of.engine.MaxRequests) {
+		e.conns.Add(-1)
+		return nil, refuse(policy.Rate, "The session has as many connections to hosts as it may.")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.ctx, cancel)()
+	c, at, err := e.of.engine.Upstream.Dial(ctx, name, port, allowed)
+	if err != nil {
+		e.conns.Add(-1)
+		return nil, err
+	}
+	d := &dialled{Conn: c, addr: at, of: e}
+	d.stop = context.AfterFunc(e.ctx, func() { _ = d.Close() })
+	return d, nil
 }
 
 func sessionKey(s session.Session) string {
@@ -50,6 +88,10 @@ func (p *pools) open(s session.Session) *pool {
 	e := p.bySess[key]
 	if e == nil {
 		e = &pool{of: p, key: key, transports: map[string]*http.Transport{}, ended: p.ended}
+		e.ctx, e.end = context.WithCancel(context.Background())
+		if p.ended {
+			e.end()
+		}
 		if p.bySess == nil {
 			p.bySess = map[string]*pool{}
 		}
@@ -96,6 +138,7 @@ func (e *pool) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ended = true
+	e.end()
 	for _, t := range e.transports {
 		t.CloseIdleConnections()
 	}
@@ -112,7 +155,7 @@ func (e *pool) transport(h2 bool, allowed []netip.Prefix) (*http.Transport, erro
 	}
 	t := e.transports[key]
 	if t == nil {
-		t = e.of.engine.transport(h2, append([]netip.Prefix(nil), allowed...))
+		t = e.newTransport(h2, append([]netip.Prefix(nil), allowed...))
 		e.transports[key] = t
 	}
 	return t, nil
@@ -122,6 +165,20 @@ func (e *pool) transport(h2 bool, allowed []netip.Prefix) (*http.Transport, erro
 type dialled struct {
 	net.Conn
 	addr netip.Addr
+	of   *pool
+	once sync.Once
+	stop func() bool
+}
+
+// Close implements net.Conn.
+func (d *dialled) Close() error {
+	d.once.Do(func() {
+		d.of.conns.Add(-1)
+		if d.stop != nil {
+			d.stop()
+		}
+	})
+	return d.Conn.Close()
 }
 
 // addressOf finds it below TLS.
@@ -139,7 +196,7 @@ func addressOf(c net.Conn) string {
 	return ""
 }
 
-func (e *Engine) transport(h2 bool, allowed []netip.Prefix) *http.Transport {
+func (e *pool) newTransport(h2 bool, allowed []netip.Prefix) *http.Transport {
 	next, protocols := []string{"http/1.1"}, new(http.Protocols)
 	protocols.SetHTTP1(true)
 	if h2 {
@@ -152,19 +209,15 @@ func (e *Engine) transport(h2 bool, allowed []netip.Prefix) *http.Transport {
 			if err != nil {
 				return nil, err
 			}
-			c, at, err := e.Upstream.Dial(ctx, name, port, allowed)
-			if err != nil {
-				return nil, err
-			}
-			return &dialled{Conn: c, addr: at}, nil
+			return e.dial(ctx, name, port, allowed)
 		},
 		TLSClientConfig: &tls.Config{
-			RootCAs: e.Roots, MinVersion: tls.VersionTLS12, NextProtos: next,
+			RootCAs: e.of.engine.Roots, MinVersion: tls.VersionTLS12, NextProtos: next,
 			ClientSessionCache: tls.NewLRUClientSessionCache(32),
 		},
 		Protocols: protocols, ForceAttemptHTTP2: h2, DisableCompression: true,
 		TLSHandshakeTimeout: 15 * time.Second, ExpectContinueTimeout: time.Second, IdleConnTimeout: time.Minute,
-		MaxIdleConnsPerHost: 16, MaxIdleConns: 64, MaxResponseHeaderBytes: 256 << 10,
+		MaxIdleConnsPerHost: 16, MaxIdleConns: 64, MaxConnsPerHost: e.of.engine.MaxRequests, MaxResponseHeaderBytes: 256 << 10,
 		ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
 	}
 }

@@ -173,9 +173,31 @@ func endToEnd(h http.Header) http.Header {
 	return out
 }
 
+// rerouting are fields by which some servers take a request for another than was judged: of another host, path
+// or method, or from elsewhere. All that begin with X-Forwarded are too.
+var rerouting = map[string]bool{
+	"forwarded": true, "x-host": true, "x-original-host": true, "x-http-host-override": true, "x-original-url": true,
+	"x-original-uri": true, "x-original-method": true, "x-rewrite-url": true, "x-http-path-override": true,
+	"x-http-method-override": true, "x-http-method": true, "x-method-override": true, "x-real-ip": true,
+}
+
+// reroutes reports whether a field is one of them, in any spelling that a server may take for it.
+func reroutes(name string) bool {
+	name = fieldName(name)
+	return rerouting[name] || strings.HasPrefix(name, "x-forwarded")
+}
+
+// fieldName is a name as servers compare it that know no difference between _ and -.
+func fieldName(s string) string { return strings.ReplaceAll(strings.ToLower(s), "_", "-") }
+
 // forwarded are the fields that go on.
 func (x *exchange) forwarded() http.Header {
 	h := endToEnd(x.r.Header)
+	for name := range h {
+		if reroutes(name) {
+			delete(h, name)
+		}
+	}
 	if httpguts.HeaderValuesContainsToken(x.r.Header["Te"], "trailers") {
 		h.Set("Te", "trailers")
 	}

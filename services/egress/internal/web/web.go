@@ -73,14 +73,27 @@ type Config struct {
 	// rules puts in. By default they ask Session.Policy.
 	Judge      func(session.Session, policy.Request) policy.Decision
 	Injections func(session.Session) []policy.Injection
-	Log        *slog.Logger
-	Now        func() time.Time
+	// MaxRequests is how many requests of one session may be under way, refused ones too; twice as many
+	// connections to hosts may be dialled or open. 0: 512.
+	MaxRequests int
+	Log         *slog.Logger
+	Now         func() time.Time
 }
 
 // The times that a client may take for a head, and be idle.
 const (
 	headTime = 30 * time.Second
 	idleTime = 2 * time.Minute
+)
+
+// What one connection of HTTP/2 may hold here. Times bound what a client may make a refusal, and any write,
+// wait.
+const (
+	maxHead2   = 16 << 10
+	maxUpload  = 256 << 10
+	maxStreams = 100
+	denyTime   = 2 * time.Second
+	writeTime  = 5 * time.Minute
 )
 
 // Engine serves connections. It is safe for concurrent use.
@@ -114,6 +127,9 @@ func New(c Config) *Engine {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	if c.MaxRequests <= 0 {
+		c.MaxRequests = 512
+	}
 	c.defaults()
 	if _, quiet := log.Writer().(quietLog); !quiet {
 		log.SetOutput(quietLog{log.Writer()})
@@ -130,7 +146,8 @@ func New(c Config) *Engine {
 	}
 	e.h1.Protocols = new(http.Protocols)
 	e.h1.Protocols.SetHTTP1(true)
-	e.h2 = &http2.Server{MaxConcurrentStreams: 100, IdleTimeout: idleTime, MaxReadFrameSize: 64 << 10}
+	e.h2 = &http2.Server{MaxConcurrentStreams: maxStreams, IdleTimeout: idleTime, MaxReadFrameSize: 16 << 10,
+		MaxUploadBufferPerConnection: maxUpload, MaxUploadBufferPerStream: maxUpload / 2, WriteByteTimeout: writeTime}
 	go func() { _ = e.h1.Serve(e.accept) }()
 	return e
 }
@@ -153,7 +170,7 @@ func (e *Engine) Serve(ctx context.Context, c Conn) {
 	if c.ALPN == "h2" {
 		defer c.Conn.Close()
 		e.h2.ServeConn(plain{c.Conn}, &http2.ServeConnOpts{
-			Context: ctx, BaseConfig: &http.Server{ErrorLog: e.h1.ErrorLog, MaxHeaderBytes: maxHead},
+			Context: ctx, BaseConfig: &http.Server{ErrorLog: e.h1.ErrorLog, MaxHeaderBytes: maxHead2},
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.handle(l, w, r) }),
 		})
 		cancel()
