@@ -35,7 +35,7 @@ type Config struct {
 	// machine's own.
 	Roots []string `yaml:"roots"`
 	// MaxConnections is how many connections and requests one session may have open, and AllConnections how
-	// many all of them.
+	// many all of them; a tenant has a quarter of these.
 	MaxConnections int `yaml:"max_connections"`
 	AllConnections int `yaml:"all_connections"`
 	// DialTimeout bounds the lookup and the dial of one connection.
@@ -52,7 +52,7 @@ const (
 
 // NewConfig returns the defaults; host, router and dir are not among them.
 func NewConfig() Config {
-	return Config{SpoolBytes: 64 << 20, WhenFull: refuse, MaxConnections: 1024, AllConnections: 32768, DialTimeout: 10 * time.Second}
+	return Config{SpoolBytes: 64 << 20, WhenFull: refuse, MaxConnections: 512, AllConnections: 32768, DialTimeout: 10 * time.Second}
 }
 
 // Validate says in one sentence what cannot work.

@@ -300,10 +300,46 @@ func TestServesOverUDPAndTCP(t *testing.T) {
 	}
 }
 
+// TestStreamsAreCountedBySandbox: both its addresses share them, and a tenant's sandboxes a part of all.
+func TestStreamsAreCountedBySandbox(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer cancel()
+	served := 0
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", at)
+		must(t, err)
+		serving.Go(func() { _ = w.Serve(ctx, l) })
+		for range 2 * perSandbox {
+			c := dns.Client{Net: "tcp", Timeout: 5 * time.Second}
+			conn, err := c.Dial(l.Addr().String())
+			must(t, err)
+			defer conn.Close()
+			if _, _, err := c.ExchangeWithConn(new(dns.Msg).SetQuestion("api.example.com.", dns.TypeA), conn); err == nil {
+				served++
+			}
+		}
+	}
+	if served != perSandbox {
+		t.Errorf("%d streams of one sandbox were served, want %d", served, perSandbox)
+	}
+	in := 0
+	for i := range maxStreams {
+		if w.enter(owner{sandbox: fmt.Sprint(i)}, owner{tenant: "other"}) {
+			in++
+		}
+	}
+	if in != perTenant {
+		t.Errorf("a tenant got %d, want %d", in, perTenant)
+	}
+}
+
 func TestOneSandboxDoesNotHoldTheResolver(t *testing.T) {
 	w := newWorld(t)
 	at := listen(t, w)
-	for range 3 * perPeer { // connections that ask nothing
+	for range 3 * perSandbox { // connections that ask nothing
 		c, err := net.Dial("tcp", at)
 		must(t, err)
 		defer c.Close()

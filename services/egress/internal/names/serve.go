@@ -20,7 +20,8 @@ const (
 	maxPeers    = 8192 // whose rates are remembered
 	workers     = 64   // packets at once
 	maxStreams  = 256  // TCP connections at once
-	perPeer     = 8    // of them, of one sandbox
+	perTenant   = 64   // of them, of one tenant's sandboxes
+	perSandbox  = 4    // of them, of one sandbox
 	streamIdle  = 10 * time.Second
 	maxQuestion = 1024 // bytes of one
 )
@@ -33,7 +34,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	rates   map[netip.Addr]*rate.Limiter
-	streams map[netip.Addr]int
+	streams map[owner]int
 	open    int
 }
 
@@ -42,7 +43,7 @@ func New(find Finder, log *slog.Logger, counted func(string)) *Server {
 	if counted == nil {
 		counted = func(string) {}
 	}
-	return &Server{find: find, log: log, counted: counted, rates: map[netip.Addr]*rate.Limiter{}, streams: map[netip.Addr]int{}}
+	return &Server{find: find, log: log, counted: counted, rates: map[netip.Addr]*rate.Limiter{}, streams: map[owner]int{}}
 }
 
 // admits reports whether a sandbox may ask now.
@@ -132,12 +133,21 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		from, ok := source(c.RemoteAddr())
-		if !ok || !s.enter(from) {
+		var b Session
+		if ok {
+			b, ok = s.find(from)
+		}
+		if !ok {
+			c.Close()
+			continue
+		}
+		sandbox, tenant := owner{sandbox: b.Binding().GetSandbox()}, owner{tenant: b.Binding().GetSession().GetTenant()}
+		if !s.enter(sandbox, tenant) {
 			c.Close()
 			continue
 		}
 		wg.Go(func() {
-			defer s.leave(from)
+			defer s.leave(sandbox, tenant)
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { c.Close() })()
 			s.stream(from, c)
@@ -145,23 +155,29 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-func (s *Server) enter(from netip.Addr) bool {
+// owner of streams: a sandbox, by whichever of its addresses, or a tenant.
+type owner struct{ sandbox, tenant string }
+
+func (s *Server) enter(sandbox, tenant owner) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open >= maxStreams || s.streams[from] >= perPeer {
+	if s.open >= maxStreams || s.streams[sandbox] >= perSandbox || s.streams[tenant] >= perTenant {
 		return false
 	}
 	s.open++
-	s.streams[from]++
+	s.streams[sandbox]++
+	s.streams[tenant]++
 	return true
 }
 
-func (s *Server) leave(from netip.Addr) {
+func (s *Server) leave(of ...owner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open--
-	if s.streams[from]--; s.streams[from] == 0 {
-		delete(s.streams, from)
+	for _, o := range of {
+		if s.streams[o]--; s.streams[o] == 0 {
+			delete(s.streams, o)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -257,7 +258,7 @@ func TestIdleConnectionEnds(t *testing.T) {
 }
 
 func TestConnectionsAreBounded(t *testing.T) {
-	g := open(t, standard, Limits{All: 5, PerSandbox: 3})
+	g := open(t, standard, Limits{All: 5, PerTenant: 5, PerSandbox: 3})
 	other := &sandbox{binding: &egressv1.Binding{Sandbox: "other"}, names: g.box.names, lives: map[*live]bool{}, changed: make(chan struct{})}
 	other.policy.Store(g.box.Policy())
 	g.change(func() { g.home.in[netip.MustParseAddr("127.9.1.1")] = other })
@@ -291,6 +292,38 @@ func TestConnectionsAreBounded(t *testing.T) {
 	g.box.last(t, 2)
 	if s := g.Stats(); s.TooMany != 2 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestOneTenantDoesNotHoldTheGate: its sandboxes together have a share of all connections.
+func TestOneTenantDoesNotHoldTheGate(t *testing.T) {
+	p := New(Config{Limits: Limits{All: 40, PerSandbox: 4}})
+	of := func(tenant string, i int) (owner, owner) {
+		return owner{sandbox: tenant + strconv.Itoa(i)}, owner{tenant: tenant}
+	}
+	in := 0
+	for i := range 32 {
+		for range 4 {
+			if s, t := of("a", i); p.enter(s, t) {
+				in++
+			}
+		}
+	}
+	if in != 10 {
+		t.Errorf("a tenant got %d of 40, want 10", in)
+	}
+	s, b := of("b", 0)
+	if !p.enter(s, b) {
+		t.Error("another tenant got none")
+	}
+	p.leave(s, b)
+	s, a := of("a", 0)
+	p.leave(s, a)
+	if !p.enter(s, a) {
+		t.Error("what was left is not free again")
+	}
+	if l := New(Config{}).Limits; l.PerSandbox != 512 || l.PerTenant != 8192 {
+		t.Errorf("the defaults are %+v", l)
 	}
 }
 

@@ -48,9 +48,10 @@ type Config struct {
 
 // Limits of connections.
 type Limits struct {
-	// All connections, and those of one sandbox: also such that are not registered with their session, because
-	// they wait for a request.
+	// All connections, those of one tenant's sandboxes, by default a quarter of All, and those of one sandbox:
+	// also such that are not registered with their session, because they wait for a request.
 	All        int
+	PerTenant  int
 	PerSandbox int
 	// First bounds the time until a TLS hello, the head of a CONNECT or a SOCKS5 request is complete, and until
 	// the first byte of anything.
@@ -83,7 +84,7 @@ type Proxy struct {
 
 	mu      sync.Mutex
 	open    int
-	per     map[string]int // by sandbox
+	per     map[owner]int
 	serving int
 
 	accepted, noIdentity, tooMany, denied, unrecorded, panics atomic.Uint64
@@ -95,10 +96,13 @@ func New(c Config) *Proxy {
 	for _, d := range []struct {
 		at *int
 		or int
-	}{{&l.All, 32768}, {&l.PerSandbox, 2048}} {
+	}{{&l.All, 32768}, {&l.PerSandbox, 512}} {
 		if *d.at <= 0 {
 			*d.at = d.or
 		}
+	}
+	if l.PerTenant <= 0 {
+		l.PerTenant = max(l.All/4, min(l.PerSandbox, l.All))
 	}
 	for _, d := range []struct {
 		at *time.Duration
@@ -111,7 +115,7 @@ func New(c Config) *Proxy {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Proxy{Config: c, per: map[string]int{}}
+	return &Proxy{Config: c, per: map[owner]int{}}
 }
 
 // Stats of all doors together.
@@ -206,15 +210,15 @@ func (p *Proxy) one(ctx context.Context, c net.Conn, door string, come func(*flo
 		return
 	}
 	f.session = s
-	sandbox := s.Binding().GetSandbox()
-	if !p.enter(sandbox) {
+	sandbox, tenant := owner{sandbox: s.Binding().GetSandbox()}, owner{tenant: s.Binding().GetSession().GetTenant()}
+	if !p.enter(sandbox, tenant) {
 		p.tooMany.Add(1)
 		at, _ := address(c.LocalAddr())
 		f.port, f.asked = at.Port(), at.Addr().String()
-		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Rate), text: "the sandbox has too many connections open"})
+		f.deny(refusal{protocol: policy.TCP, decision: f.own(policy.Rate), text: "the sandbox, or its tenant, has too many connections open"})
 		return
 	}
-	defer p.leave(sandbox)
+	defer p.leave(sandbox, tenant)
 	come(f, ctx)
 }
 
@@ -227,23 +231,29 @@ func (p *Proxy) survive(door string) {
 	}
 }
 
-func (p *Proxy) enter(sandbox string) bool {
+// owner of connections: a sandbox or a tenant.
+type owner struct{ sandbox, tenant string }
+
+func (p *Proxy) enter(sandbox, tenant owner) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open >= p.Limits.All || p.per[sandbox] >= p.Limits.PerSandbox {
+	if p.open >= p.Limits.All || p.per[sandbox] >= p.Limits.PerSandbox || p.per[tenant] >= p.Limits.PerTenant {
 		return false
 	}
 	p.open++
 	p.per[sandbox]++
+	p.per[tenant]++
 	return true
 }
 
-func (p *Proxy) leave(sandbox string) {
+func (p *Proxy) leave(of ...owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.open--
-	if p.per[sandbox]--; p.per[sandbox] == 0 {
-		delete(p.per, sandbox)
+	for _, o := range of {
+		if p.per[o]--; p.per[o] == 0 {
+			delete(p.per, o)
+		}
 	}
 }
 

@@ -156,11 +156,11 @@ func (f *flow) intercept(ctx context.Context) {
 	f.head = nil
 	_ = f.client.SetDeadline(time.Now().Add(f.Limits.Handshake))
 	if err := conn.HandshakeContext(ctx); err != nil {
-		reason := policy.Malformed
+		r := refusal{protocol: policy.HTTPS, decision: f.own(policy.Malformed), text: "the client gave up, or speaks no TLS"}
 		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" { // mostly it does not trust the cell's root
-			reason = policy.Certificate
+			r.decision.Reason, r.verdict = policy.Certificate, egressv1.Verdict_VERDICT_FAILED
 		}
-		f.deny(refusal{protocol: policy.HTTPS, decision: f.own(reason), verdict: egressv1.Verdict_VERDICT_FAILED})
+		f.deny(r)
 		return
 	}
 	f.web(ctx, conn, true, conn.ConnectionState().NegotiatedProtocol)

@@ -218,6 +218,18 @@ func TestClientThatDoesNotTrustTheCell(t *testing.T) {
 	g.recorded(1, egressv1.Verdict_VERDICT_FAILED, policy.Certificate)
 }
 
+// TestHandshakeThatTheClientLeavesIsARefusal: refusals that are alike are counted, not recorded one by one.
+func TestHandshakeThatTheClientLeavesIsARefusal(t *testing.T) {
+	g := open(t, standard, Limits{})
+	c := g.direct("read.example.com")
+	if _, err := c.Write(hiddenHello(t, "read.example.com")); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.ReadFull(c, make([]byte, 1))
+	_ = c.Close()
+	g.recorded(1, egressv1.Verdict_VERDICT_DENIED, policy.Malformed)
+}
+
 func TestNoAuthorityNoInterception(t *testing.T) {
 	g := open(t, standard, Limits{})
 	g.change(func() { g.minted.away = errors.New("there is no authority") })
