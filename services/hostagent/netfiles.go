@@ -6,7 +6,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -30,7 +29,8 @@ const (
 	noticeFile = "egress.json" // the gate's words; replaced by renaming
 )
 
-// sharedFiles are one file per host each, of which every run folder has a hard link.
+// sharedFiles are the same on all of a host. Every run folder has a copy of its own: sandboxes that have one file
+// in common can talk by its locks, and see when the other reads it.
 var sharedFiles = []string{resolvFile, trustFile, javaFile}
 
 // netOver says what of them lies over the files of an image. What an image lacks stays missing.
@@ -58,13 +58,14 @@ func netEnv() (out []string) {
 // systemRoots is where this machine's own roots may be.
 var systemRoots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
 
-// netFiles are the files that all sandboxes of a host have in common.
+// netFiles are the files that are the same for all sandboxes of a host.
 type netFiles struct {
 	dir   string
+	runs  string   // the folder of all run folders
 	extra []string // PEM files
 
-	mu    sync.Mutex
-	roots []byte // of the cell
+	mu    sync.Mutex // also of what lies in run folders
+	roots []byte     // of the cell
 }
 
 // rootsFile keeps the cell's roots for the next process.
@@ -73,9 +74,9 @@ const rootsFile = "roots.pem"
 // javaPassword opens a Java key store without secrets, by long custom.
 var javaPassword = []byte("changeit")
 
-func openNetFiles(dir string, extra []string, log *slog.Logger) (*netFiles, error) {
+func openNetFiles(dir, runs string, extra []string, log *slog.Logger) (*netFiles, error) {
 	const op = "open the files of networks"
-	f := &netFiles{dir: dir, extra: extra}
+	f := &netFiles{dir: dir, runs: runs, extra: extra}
 	if err := makeRunFolder(dir); err != nil {
 		return nil, errs.E(op, errkind.Internal, dir, err)
 	}
@@ -117,8 +118,13 @@ func (f *netFiles) trustAlso(roots []byte) error {
 	if err := writeInPlace(filepath.Join(f.dir, rootsFile), roots); err != nil {
 		return err
 	}
+	old := f.roots
 	f.roots = roots
-	return f.write()
+	if err := f.write(); err != nil {
+		f.roots = old // it is tried again when they are told again
+		return err
+	}
+	return nil
 }
 
 // write writes what is trusted. mu is held, or nobody else is there.
@@ -146,7 +152,36 @@ func (f *netFiles) write() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeInPlace(filepath.Join(f.dir, trustFile), text.Bytes()), writeInPlace(filepath.Join(f.dir, javaFile), store))
+	if err := errors.Join(writeInPlace(filepath.Join(f.dir, trustFile), text.Bytes()), writeInPlace(filepath.Join(f.dir, javaFile), store)); err != nil {
+		return err
+	}
+	return f.spread()
+}
+
+// spread gives the sandboxes that are there the files as they are now; mu is held, or nobody else is there. A
+// file that is bound over another is not seen under a new name, so it is written in its place.
+func (f *netFiles) spread() error {
+	dirs, err := os.ReadDir(f.runs)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var failed []error
+	for _, name := range sharedFiles {
+		content, err := os.ReadFile(filepath.Join(f.dir, name))
+		if err != nil {
+			return err
+		}
+		for _, d := range dirs {
+			path := filepath.Join(f.runs, d.Name(), name)
+			if _, err := os.Lstat(path); err != nil {
+				continue // it has no network, or is gone
+			}
+			if err := writeInPlaceOf(path, content); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				failed = append(failed, err)
+			}
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // certificates are those of a PEM text, as they are.
@@ -179,11 +214,16 @@ func javaStore(all [][]byte) ([]byte, error) {
 }
 
 // writeInPlace gives a file another content in its place: whoever has it, under whatever name, has the new one.
-func writeInPlace(path string, content []byte) error {
+func writeInPlace(path string, content []byte) error { return writeFile(path, content, os.O_CREATE) }
+
+// writeInPlaceOf is writeInPlace of a file that is there.
+func writeInPlaceOf(path string, content []byte) error { return writeFile(path, content, 0) }
+
+func writeFile(path string, content []byte, flags int) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
 		return nil
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|flags, 0o644)
 	if err != nil {
 		return err
 	}
@@ -196,18 +236,8 @@ func (f *netFiles) furnish(dir string) error {
 	if err := makeRunFolder(dir); err != nil {
 		return err
 	}
-	for _, name := range sharedFiles {
-		from, to := filepath.Join(f.dir, name), filepath.Join(dir, name)
-		err := os.Link(from, to)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil { // another file system: it has the roots of now
-			err = copyFile(from, to)
-		}
-		if err != nil {
-			return fmt.Errorf("furnish the run folder: %w", err)
-		}
+	if err := f.copyInto(dir); err != nil {
+		return fmt.Errorf("furnish the run folder: %w", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, noticeFile)); err == nil {
 		return nil
@@ -215,18 +245,20 @@ func (f *netFiles) furnish(dir string) error {
 	return writeInto(dir, noticeFile, closedNotice("Nothing leaves this sandbox yet: its host's gate has not said what may."))
 }
 
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
+// copyInto copies what is the same for all.
+func (f *netFiles) copyInto(dir string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, name := range sharedFiles {
+		content, err := os.ReadFile(filepath.Join(f.dir, name))
+		if err == nil {
+			err = writeInPlace(filepath.Join(dir, name), content)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Chmod(0o644), out.Close())
+	return nil
 }
 
 // closedNotice is what a sandbox reads that has no way out.

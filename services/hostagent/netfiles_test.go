@@ -46,7 +46,7 @@ func TestNewRootsReachSandboxesThatAreThere(t *testing.T) {
 	noSystemRoots(t, filepath.Join(dir, "own.pem"))
 	must(t, os.WriteFile(filepath.Join(dir, "own.pem"), own, 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "extra.pem"), extra, 0o600))
-	f, err := openNetFiles(filepath.Join(dir, "files"), []string{filepath.Join(dir, "extra.pem")}, testLog())
+	f, err := openNetFiles(filepath.Join(dir, "files"), filepath.Join(dir, "run"), []string{filepath.Join(dir, "extra.pem")}, testLog())
 	must(t, err)
 	run := filepath.Join(dir, "run", "b1")
 	must(t, f.furnish(run))
@@ -76,7 +76,7 @@ func TestNewRootsReachSandboxesThatAreThere(t *testing.T) {
 	if err := f.trustAlso([]byte("no certificate")); err == nil {
 		t.Error("roots without a certificate are trusted")
 	}
-	again, err := openNetFiles(filepath.Join(dir, "files"), nil, testLog())
+	again, err := openNetFiles(filepath.Join(dir, "files"), filepath.Join(dir, "run"), nil, testLog())
 	must(t, err)
 	if !bytes.Equal(again.roots, cell) {
 		t.Error("the next process does not know the cell's roots")
@@ -89,11 +89,44 @@ func TestNewRootsReachSandboxesThatAreThere(t *testing.T) {
 	}
 }
 
+// TestSandboxesHaveNoFileInCommon: by the locks of one they could talk.
+func TestSandboxesHaveNoFileInCommon(t *testing.T) {
+	dir, cell := t.TempDir(), testRoot(t, "cell")
+	noSystemRoots(t)
+	f, err := openNetFiles(filepath.Join(dir, "files"), filepath.Join(dir, "run"), nil, testLog())
+	must(t, err)
+	a, b, none := filepath.Join(dir, "run", "a"), filepath.Join(dir, "run", "b"), filepath.Join(dir, "run", "none")
+	must(t, os.MkdirAll(none, 0o755))
+	must(t, f.furnish(a))
+	must(t, f.trustAlso(cell))
+	must(t, f.furnish(b))
+	for _, name := range sharedFiles {
+		var all []os.FileInfo
+		for _, d := range []string{a, b, filepath.Join(dir, "files")} {
+			st, err := os.Stat(filepath.Join(d, name))
+			must(t, err)
+			for _, other := range all {
+				if os.SameFile(st, other) {
+					t.Errorf("%s is one file in two folders", name)
+				}
+			}
+			all = append(all, st)
+		}
+		x, _ := os.ReadFile(filepath.Join(a, name))
+		if y, _ := os.ReadFile(filepath.Join(b, name)); !bytes.Equal(x, y) || len(x) == 0 {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if left, _ := os.ReadDir(none); len(left) > 0 {
+		t.Errorf("a sandbox without a network got %v", left)
+	}
+}
+
 // TestAHostWithoutRootsGivesTheCellsAlone, and a configured file that is none is refused.
 func TestAHostWithoutRootsGivesTheCellsAlone(t *testing.T) {
 	dir, cell := t.TempDir(), testRoot(t, "cell")
 	noSystemRoots(t)
-	f, err := openNetFiles(filepath.Join(dir, "files"), nil, testLog())
+	f, err := openNetFiles(filepath.Join(dir, "files"), filepath.Join(dir, "run"), nil, testLog())
 	must(t, err)
 	must(t, f.trustAlso(cell))
 	if b, _ := os.ReadFile(filepath.Join(dir, "files", "trust.pem")); !bytes.Equal(b, cell) {
@@ -101,7 +134,7 @@ func TestAHostWithoutRootsGivesTheCellsAlone(t *testing.T) {
 	}
 	none := filepath.Join(dir, "none.pem")
 	must(t, os.WriteFile(none, []byte("nothing"), 0o600))
-	if _, err := openNetFiles(filepath.Join(dir, "files"), []string{none}, testLog()); err == nil {
+	if _, err := openNetFiles(filepath.Join(dir, "files"), filepath.Join(dir, "run"), []string{none}, testLog()); err == nil {
 		t.Error("a file without a certificate is trusted")
 	}
 }

@@ -94,7 +94,7 @@ func (n *nets) open() error {
 // use begins to give networks by these links.
 func (n *nets) use(l links, dir string) (err error) {
 	n.links = l
-	n.files, err = openNetFiles(filepath.Join(dir, "files"), n.h.cfg.Network.Trust, n.h.log)
+	n.files, err = openNetFiles(filepath.Join(dir, "files"), n.h.runFolder(""), n.h.cfg.Network.Trust, n.h.log)
 	return err
 }
 
