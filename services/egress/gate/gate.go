@@ -43,6 +43,7 @@ type gate struct {
 	table    *session.Table
 	outlet   *outlet
 	minter   *mint.Authority
+	secrets  *secrets
 	engine   *web.Engine
 	proxy    *proxy.Proxy
 	doors    *doors
@@ -78,8 +79,7 @@ func (g *gate) build(ctx context.Context) (err error) {
 	if g.m, err = newMetrics(); err != nil {
 		return err
 	}
-	secrets, err := newSecrets(g.conn)
-	if err != nil {
+	if g.secrets, err = newSecrets(g.conn); err != nil {
 		return err
 	}
 	roots, err := g.cfg.roots()
@@ -102,7 +102,8 @@ func (g *gate) build(ctx context.Context) (err error) {
 		Kept: filepath.Join(g.cfg.Dir, "bytes.json")})
 	g.policies.changed, g.policies.applied = g.table.Refresh, g.m.inForce
 	g.minter = mint.New(ctx, g.certificate, time.Now, g.log)
-	g.engine = web.New(web.Config{Upstream: dialer, Secrets: secrets, Roots: roots, Log: g.log})
+	g.engine = web.New(web.Config{Upstream: dialer, Secrets: g.secrets, Roots: roots, Log: g.log,
+		MaxRequests: g.cfg.MaxConnections + 64}) // so that some more can be told why not
 	g.proxy = proxy.New(proxy.Config{Sessions: g.table, Dialer: dialer, Minter: g.minter, Web: g.engine, Denial: web.Denial, Log: g.log,
 		Limits: proxy.Limits{All: g.cfg.AllConnections, PerSandbox: g.cfg.MaxConnections, Dial: g.cfg.DialTimeout}})
 	at := g.cfg.Listener

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"crypto/rand"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
+	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	credentialsv1 "github.com/berth-dev/berth/schemas/gen/berth/credentials/v1"
 	"github.com/berth-dev/berth/schemas/seal"
 	"github.com/berth-dev/berth/services/egress/authority"
@@ -37,6 +39,11 @@ type secrets struct {
 
 type secretKey struct{ tenant, session, epoch, name string }
 
+func keyOf(ref *corev1.SessionRef, name string) (secretKey, error) {
+	epoch, err := proto.MarshalOptions{Deterministic: true}.Marshal(ref)
+	return secretKey{ref.GetTenant(), ref.GetSession(), string(epoch), name}, err
+}
+
 type held struct {
 	done   chan struct{}
 	secret web.Secret
@@ -52,11 +59,10 @@ func newSecrets(conn *bus.Conn) (*secrets, error) {
 // Reveal implements web.Secrets.
 func (s *secrets) Reveal(ctx context.Context, of session.Session, name string) (web.Secret, error) {
 	ref := of.Binding().GetSession()
-	epoch, err := proto.MarshalOptions{Deterministic: true}.Marshal(ref)
+	k, err := keyOf(ref, name)
 	if err != nil {
 		return web.Secret{}, err
 	}
-	k := secretKey{ref.GetTenant(), ref.GetSession(), string(epoch), name}
 	s.mu.Lock()
 	h := s.by[k]
 	if h == nil || h.over() {
@@ -119,6 +125,17 @@ func (s *secrets) reveal(ctx context.Context, req *credentialsv1.RevealRequest) 
 	}
 	out.Value = slices.Clip(out.Value)
 	return out, nil
+}
+
+// ended drops all that a session was given at its epoch.
+func (s *secrets) ended(ref *corev1.SessionRef) {
+	of, err := keyOf(ref, "")
+	if err != nil {
+		return // then it was given nothing
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.by, func(k secretKey, _ *held) bool { k.name = ""; return k == of })
 }
 
 // forget drops what was kept long enough. Requests that were given it may still hold it.

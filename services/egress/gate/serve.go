@@ -60,9 +60,10 @@ func (g *gate) bind(_ context.Context, req *egressv1.BindRequest) (*egressv1.Bin
 	return &egressv1.BindReply{PolicyGeneration: s.Policy().Generation(), Notice: s.Notice()}, nil
 }
 
-// unbind ends it.
+// unbind ends it, and forgets the session's secrets.
 func (g *gate) unbind(_ context.Context, req *egressv1.UnbindRequest) (*egressv1.UnbindReply, error) {
 	g.table.Unbind(req.GetSession(), req.GetSandbox())
+	g.secrets.ended(req.GetSession())
 	return &egressv1.UnbindReply{}, nil
 }
 
