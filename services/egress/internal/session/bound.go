@@ -43,10 +43,9 @@ type Bound struct {
 	mu    sync.Mutex
 	ended bool
 	live  map[*live]struct{}
-	// hosts that it reached; fresh limits those that are new, begun all that is let out.
+	// hosts that it reached; fresh limits those that are new.
 	hosts map[authority.Name]struct{}
 	fresh *rate.Limiter
-	begun *rate.Limiter
 }
 
 func newBound(t *Table, b *egressv1.Binding, addrs []netip.Addr) *Bound {
@@ -140,10 +139,7 @@ func (s *Bound) admits(req policy.Request, dec policy.Decision) error {
 	if err := s.reaches(req.Name); err != nil {
 		return err
 	}
-	if s.begun == nil {
-		s.begun = rate.NewLimiter(rate.Limit(s.t.cfg.RecordsPS), s.t.cfg.RecordsAtOnce)
-	}
-	if !s.begun.AllowN(s.t.cfg.Now(), 1) {
+	if !s.t.uses.begin(s.binding.GetSession(), s.t.cfg) {
 		return &Refusal{policy.Rate, fmt.Sprintf("the session begins more than %d connections and requests a second", s.t.cfg.RecordsPS)}
 	}
 	return nil

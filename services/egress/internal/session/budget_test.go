@@ -60,12 +60,21 @@ func TestRecordsOfOneSessionAreBounded(t *testing.T) {
 	if n := begin(); n != recordsAtOnce {
 		t.Errorf("%d were let out at once, %d may be", n, recordsAtOnce)
 	}
+	w.uses.clean(w.cfg.Now())
+	s = w.bind(1, 2) // it slept and woke
+	if n := begin(); n != 0 {
+		t.Errorf("a session that woke again began %d more", n)
+	}
 	l, _, err := open(t, other, "api.example.com")
 	must(t, err)
 	l.Close()
 	w.now.Add(int64(time.Second))
 	if n := begin(); n != recordsPS {
 		t.Errorf("%d were let out in a second, %d may be", n, recordsPS)
+	}
+	w.now.Add(int64(time.Hour))
+	if w.uses.clean(w.cfg.Now()); len(w.uses.begun) != 0 {
+		t.Errorf("%d sessions are remembered", len(w.uses.begun))
 	}
 }
 

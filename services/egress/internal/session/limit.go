@@ -33,10 +33,27 @@ type use struct {
 	rate *rate.Limiter
 }
 
-// uses are all of them. Bytes of a day outlive a binding: a session that wakes again has not more of them.
+// uses are all of them. Bytes of a day, and what may begin in a time, outlive a binding: a session that wakes
+// again has not more of them.
 type uses struct {
-	mu sync.Mutex
-	by map[useKey]*use
+	mu    sync.Mutex
+	by    map[useKey]*use
+	begun map[sessionKey]*rate.Limiter
+}
+
+type sessionKey struct{ tenant, session string }
+
+// begin counts something that a session begins, by whatever rule; false: it is one too many.
+func (u *uses) begin(ref *corev1.SessionRef, cfg Config) bool {
+	k := sessionKey{ref.GetTenant(), ref.GetSession()}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	l := u.begun[k]
+	if l == nil {
+		l = rate.NewLimiter(rate.Limit(cfg.RecordsPS), cfg.RecordsAtOnce)
+		u.begun[k] = l
+	}
+	return l.AllowN(cfg.Now(), 1)
 }
 
 func dayOf(t time.Time) int64 { return t.Unix() / 86400 }
@@ -122,10 +139,15 @@ func (x *use) release() {
 	x.mu.Unlock()
 }
 
-// clean forgets what is of an earlier day and not in use.
+// clean forgets what is of an earlier day and not in use, and who has begun nothing for a while.
 func (u *uses) clean(now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	for k, l := range u.begun {
+		if l.TokensAt(now) >= float64(l.Burst()) {
+			delete(u.begun, k)
+		}
+	}
 	for k, x := range u.by {
 		x.mu.Lock()
 		if x.open == 0 && (x.day.Load() != dayOf(now) || x.bytes.Load() == 0 && x.rate == nil) {

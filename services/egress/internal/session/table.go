@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -96,7 +97,7 @@ func NewTable(cfg Config) *Table {
 		cfg.RecordsPS, cfg.RecordsAtOnce = recordsPS, recordsAtOnce
 	}
 	t := &Table{cfg: cfg, byAddress: map[netip.Addr]*Bound{}, bySandbox: map[string]*Bound{},
-		uses: uses{by: map[useKey]*use{}}, pushs: make(chan struct{}, 4)}
+		uses: uses{by: map[useKey]*use{}, begun: map[sessionKey]*rate.Limiter{}}, pushs: make(chan struct{}, 4)}
 	if cfg.Kept != "" {
 		t.uses.load(cfg.Kept)
 	}
