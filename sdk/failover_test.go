@@ -215,19 +215,21 @@ func TestOperatorReadsWhatHappened(t *testing.T) {
 	srv.LoseHost(s.Key())
 	srv.HandOver(s.Key())
 	op := hasty(t, srv, srv.OperatorFile(), 0)
-	seq, err := op.Events(t.Context(), sdk.EventFilter{Hosts: true, Since: time.Hour, Stop: true})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var names []string
-	for e, err := range seq {
+	for end := time.Now().Add(10 * time.Second); len(names) == 0 && time.Now().Before(end); { // it is stored a moment later
+		seq, err := op.Events(t.Context(), sdk.EventFilter{Hosts: true, Since: time.Hour, Stop: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := e.Body.(*schedulerv1.HostEvent); !ok || e.Host != host || e.Time.IsZero() {
-			t.Fatalf("the event is %+v", e)
+		for e, err := range seq {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := e.Body.(*schedulerv1.HostEvent); !ok || e.Host != host || e.Time.IsZero() {
+				t.Fatalf("the event is %+v", e)
+			}
+			names = append(names, e.Name)
 		}
-		names = append(names, e.Name)
 	}
 	if len(names) != 1 || names[0] != "lost" {
 		t.Fatalf("the events are %v", names)

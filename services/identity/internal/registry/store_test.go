@@ -64,7 +64,7 @@ func open(t *testing.T, conn *bus.Conn, st registry.Static) *registry.Store {
 // until waits for what a replica is told by its watch.
 func until(t *testing.T, s *registry.Store, what string, good func(*registry.Snapshot) bool) {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		changed := s.Changed()
 		if good(s.Current()) {
@@ -73,7 +73,7 @@ func until(t *testing.T, s *registry.Store, what string, good func(*registry.Sna
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("after 20 s not so: %s", what)
+			t.Fatalf("after a minute not so: %s", what)
 		}
 	}
 }
