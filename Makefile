@@ -52,7 +52,7 @@ test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integr
 
 # Where goroutines meet: again with the race detector, without real sandboxes.
 RACE := ./internal/... ./sdk/... ./services/identity/... ./services/credentials/... ./services/lifecycle/... \
-  ./services/scheduler/... ./services/pool/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
+  ./services/scheduler/... ./services/pool/... ./services/egress/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
   ./services/hostagent/internal/idrange ./services/hostagent/driver/router ./services/hostagent/driver/null \
   ./services/hostagent/driver/microvm/qmp
 
