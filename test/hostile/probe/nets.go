@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -180,7 +182,16 @@ func addAddress(a []string) (string, error) {
 	return dial([]string{"tcp", a[0]})
 }
 
-// interfaces other than loopback that are up and have an address.
+// links are the addresses of sandboxes' links, which lead to the gate of the host and nowhere else.
+var links = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fd62:6572:7468:1::/64")}
+
+// ofLink reports whether an address is one of the sandbox's own link.
+func ofLink(a net.Addr) bool {
+	p, err := netip.ParsePrefix(a.String())
+	return err == nil && p.IsSingleIP() && slices.ContainsFunc(links, func(l netip.Prefix) bool { return l.Contains(p.Addr()) })
+}
+
+// interfaces other than loopback and the link to the gate that are up and have an address.
 func interfaces([]string) (string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -189,6 +200,7 @@ func interfaces([]string) (string, error) {
 	var hits []string
 	for _, i := range all {
 		addrs, _ := i.Addrs()
+		addrs = slices.DeleteFunc(addrs, func(a net.Addr) bool { return i.Name == "eth0" && ofLink(a) })
 		if i.Flags&net.FlagLoopback == 0 && i.Flags&net.FlagUp != 0 && len(addrs) > 0 {
 			hits = append(hits, fmt.Sprintf("%s %v", i.Name, addrs))
 		}
