@@ -1,15 +1,15 @@
 package policy
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/berth-dev/berth/internal/yamldoc"
 )
 
 // node is a part of a file that knows its line.
@@ -17,39 +17,12 @@ type node struct{ *yaml.Node }
 
 // readYAML reads the one YAML document of a file.
 func readYAML(raw []byte) (node, error) {
-	if len(raw) > MaxFile {
-		return node{}, fmt.Errorf("the file has %d bytes; at most %d are read", len(raw), MaxFile)
+	top, err := yamldoc.Root(raw, MaxFile)
+	if err != nil {
+		return node{}, err
 	}
-	var doc yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(raw))
-	if err := dec.Decode(&doc); err == io.EOF {
-		return node{}, fmt.Errorf("the file is empty")
-	} else if err != nil {
-		return node{}, unreadable(err)
-	}
-	var second yaml.Node
-	switch err := dec.Decode(&second); {
-	case err == nil:
-		return node{}, node{&second}.fail("the file holds more than one document")
-	case err != io.EOF:
-		return node{}, unreadable(err)
-	}
-	if len(doc.Content) != 1 {
-		return node{}, fmt.Errorf("the file is empty")
-	}
-	root := node{doc.Content[0]}
+	root := node{top}
 	return root, root.plain()
-}
-
-// unreadable is YAML's own word, in one line.
-func unreadable(err error) error {
-	text := strings.Join(strings.Fields(strings.TrimPrefix(err.Error(), "yaml: ")), " ")
-	if rest, ok := strings.CutPrefix(text, "line "); ok {
-		if line, what, ok := strings.Cut(rest, ": "); ok {
-			return fmt.Errorf("line %s: this is no YAML: %s", line, what)
-		}
-	}
-	return fmt.Errorf("this is no YAML: %s", text)
 }
 
 // fail says what is wrong, and where.
