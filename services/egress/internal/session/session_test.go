@@ -2,180 +2,22 @@ package session
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	"github.com/berth-dev/berth/services/egress/authority"
 	"github.com/berth-dev/berth/services/egress/policy"
 )
-
-const patience = 20 * time.Second
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// world is a table whose clock, policy, audit log and outlet are the test's.
-type world struct {
-	*Table
-	t testing.TB
-
-	pol   atomic.Pointer[policy.Policy]
-	read  atomic.Pointer[func()] // called once, after a policy was read
-	known atomic.Bool
-	boot  atomic.Int64
-	now   atomic.Int64
-	begun atomic.Int64
-
-	mu      sync.Mutex
-	full    error
-	records []*egressv1.Record
-	events  []*egressv1.Event
-	notices chan []byte
-}
-
-func (w *world) Of(*egressv1.Binding) *policy.Policy {
-	p := w.pol.Load()
-	if read := w.read.Swap(nil); read != nil {
-		(*read)()
-	}
-	return p
-}
-
-func (w *world) Known() bool { return w.known.Load() }
-
-func (w *world) Record(r *egressv1.Record) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.full == nil {
-		w.records = append(w.records, r)
-	}
-	return w.full
-}
-
-func (w *world) Ready(string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.full
-}
-
-func (w *world) Begin(*egressv1.Record) (func(), error) {
-	w.begun.Add(1)
-	return func() { w.begun.Add(-1) }, nil
-}
-
-func (w *world) Event(_ string, e *egressv1.Event) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.events = append(w.events, e)
-}
-
-func (w *world) Notice(_ context.Context, _ *egressv1.Binding, raw []byte) error {
-	select {
-	case w.notices <- raw:
-	default:
-	}
-	return nil
-}
-
-func (w *world) fill(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.full = err
-}
-
-func (w *world) counts() (records, events int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.records), len(w.events)
-}
-
-func newWorld(t testing.TB, doc string) *world {
-	w := &world{t: t, notices: make(chan []byte, 100)}
-	w.now.Store(time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC).UnixNano())
-	w.known.Store(true)
-	w.allow(doc, 1)
-	w.Table = NewTable(Config{Host: "h1", Policies: w, Audit: w, Outlet: w, MaxConnections: 50, AllConnections: 60,
-		Boot: func() time.Duration { return time.Duration(w.boot.Load()) }, Now: func() time.Time { return time.Unix(0, w.now.Load()) },
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	w.Lease(time.Hour)
-	return w
-}
-
-// allow puts a policy of the cell in force.
-func (w *world) allow(doc string, generation uint64) {
-	w.t.Helper()
-	d, err := policy.Parse([]byte(doc))
-	must(w.t, err)
-	w.pol.Store(policy.Merge([]policy.Layered{{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_CELL}, Generation: generation, Document: d}}))
-}
-
-func binding(n int, epoch uint64) *egressv1.Binding {
-	return &egressv1.Binding{Session: &corev1.SessionRef{Tenant: "acme", Session: fmt.Sprintf("s%052d", n), Generation: &corev1.Stamp{Index: 1}, Epoch: &corev1.Stamp{Index: epoch}},
-		Sandbox: fmt.Sprintf("b%d-%d", n, epoch), Actor: &corev1.Actor{Tenant: "acme", Subject: "ann"},
-		Address4: netip.AddrFrom4([4]byte{100, 64, byte(n >> 8), byte(n)}).String(), Address6: fmt.Sprintf("fd62:6572:7468:1::%x", n)}
-}
-
-func (w *world) bind(n int, epoch uint64) *Bound {
-	w.t.Helper()
-	b, err := w.Bind(binding(n, epoch))
-	must(w.t, err)
-	return b
-}
-
-const pypi = `
-contact: it@acme.example
-rules:
-  - name: pypi
-    allow: {hosts: [pypi.org, "*.pythonhosted.org"], ports: [443], protocol: https}
-    limits: {requests_per_second: 10, burst: 20, bytes_per_day: 1MiB, connections: 30}
-`
-
-func ask(name string) policy.Request {
-	return policy.Request{Name: authority.Name(name), Port: 443, Protocol: policy.HTTPS, Method: "GET", Path: "/"}
-}
-
-// open opens what the policy allows, and returns what resets it.
-func open(t testing.TB, s *Bound, name string) (Live, chan struct{}, error) {
-	t.Helper()
-	reset := make(chan struct{})
-	l, err := s.Open(ask(name), s.Policy().Judge(ask(name)), func() { close(reset) })
-	return l, reset, err
-}
-
-func refusedAs(t testing.TB, err error, want policy.Reason) {
-	t.Helper()
-	if r := (*Refusal)(nil); !errors.As(err, &r) || r.Reason != want {
-		t.Errorf("got %v, want a refusal with reason %s", err, want)
-	}
-}
-
-func closed(t testing.TB, c chan struct{}) {
-	t.Helper()
-	select {
-	case <-c:
-	case <-time.After(patience):
-		t.Fatal("it was not reset")
-	}
-}
 
 func TestNothingLeavesBeforeThePoliciesAreKnown(t *testing.T) {
 	w := newWorld(t, pypi)
@@ -229,7 +71,6 @@ func TestRevokedPolicyResetsWhatIsOpen(t *testing.T) {
 	}
 }
 
-// A rule that now puts a secret in, or refuses credentials, is not what the connection was opened by.
 // TestAPolicyReadBeforeAChangeIsNotKept: a refresh that read the old policy does not store it over the new one.
 func TestAPolicyReadBeforeAChangeIsNotKept(t *testing.T) {
 	w := newWorld(t, "rules: []")
@@ -252,6 +93,7 @@ func TestAPolicyReadBeforeAChangeIsNotKept(t *testing.T) {
 	}
 }
 
+// A rule that now puts a secret in, or refuses credentials, is not what the connection was opened by.
 func TestChangedGrantResetsWhatIsOpen(t *testing.T) {
 	w := newWorld(t, pypi)
 	s := w.bind(1, 1)
@@ -449,123 +291,6 @@ func TestNewHostsAreBounded(t *testing.T) {
 	l, _, err := open(t, s, "h1.example.com")
 	must(t, err)
 	l.Close()
-}
-
-func denial(name string) *egressv1.Record {
-	return &egressv1.Record{Protocol: "https", Door: "transparent", Authority: name, Port: 443, Verdict: egressv1.Verdict_VERDICT_DENIED, Reason: string(policy.NoRule)}
-}
-
-func TestRepeatedRefusalsAreCountedNotLost(t *testing.T) {
-	w := newWorld(t, pypi)
-	s := w.bind(1, 1)
-	for range 100 {
-		must(t, s.Note(denial("evil.test")))
-	}
-	if r, e := w.counts(); r != 1 || e != 1 {
-		t.Fatalf("%d records and %d events at once", r, e)
-	}
-	w.now.Add(int64(recordWindow))
-	s.flush(false)
-	if r, e := w.counts(); r != 2 || e != 1 || w.records[1].GetTimes() != 99 || w.records[1].GetId() == w.records[0].GetId() {
-		t.Fatalf("%d records, %d events, the last record stands for %d", r, e, w.records[r-1].GetTimes())
-	}
-	w.now.Add(int64(eventWindow))
-	s.flush(false)
-	if _, e := w.counts(); e != 2 || w.events[1].GetTimes() != 99 {
-		t.Fatalf("%d events, the last stands for %d", e, w.events[e-1].GetTimes())
-	}
-	e := w.events[0]
-	if e.GetText() != "https://evil.test was not let out: no rule allows this host. If it is needed, ask it@acme.example." || e.GetRecord() != w.records[0].GetId() {
-		t.Errorf("the event says %q", e.GetText())
-	}
-}
-
-// An event that stands for counted refusals names a record that was written: an operator allows by it.
-func TestEventOfCountedRefusalsNamesARecordThatExists(t *testing.T) {
-	w := newWorld(t, pypi)
-	s := w.bind(1, 1)
-	for range 3 * int(eventWindow/time.Second) {
-		must(t, s.Note(denial("evil.test")))
-		w.now.Add(int64(time.Second))
-		s.flush(false)
-	}
-	must(t, s.Note(denial("evil.test")))
-	s.flush(true)
-	r, e := w.counts()
-	written := map[string]bool{}
-	for _, x := range w.records[:r] {
-		written[x.GetId()] = true
-	}
-	if e < 3 || len(written) != r {
-		t.Fatalf("%d events, %d records of %d ids", e, r, len(written))
-	}
-	for _, x := range w.events[:e] {
-		if !written[x.GetRecord()] {
-			t.Errorf("an event of %d refusals names the record %q, which was never written", x.GetTimes(), x.GetRecord())
-		}
-	}
-}
-
-// Data in thousands of names fills neither the memory nor the audit log, and every one is counted.
-func TestFloodOfRefusedNamesIsBounded(t *testing.T) {
-	w := newWorld(t, pypi)
-	s := w.bind(1, 1)
-	for i := range 10_000 {
-		must(t, s.Note(denial(fmt.Sprintf("d%d.evil.test", i))))
-	}
-	s.flush(true)
-	total := uint64(0)
-	for _, r := range w.records {
-		total += max(r.GetTimes(), 1)
-	}
-	if n, _ := w.counts(); n > 2*maxLike || total != 10_000 {
-		t.Errorf("%d records stand for %d refusals", n, total)
-	}
-}
-
-func TestNoticeSaysWhatIsAllowedAndWhatWasRefused(t *testing.T) {
-	w := newWorld(t, pypi)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); w.Run(ctx) }()
-	defer func() { cancel(); <-done }()
-	s := w.bind(1, 1)
-	for i := range 30 {
-		must(t, s.Note(denial(fmt.Sprintf("d%d.evil.test", i))))
-	}
-	must(t, s.Note(denial("d29.evil.test")))
-	var n notice
-	for until := time.Now().Add(patience); ; {
-		w.now.Add(int64(noticeEvery))
-		select {
-		case raw := <-w.notices:
-			must(t, json.Unmarshal(raw, &n))
-		case <-time.After(50 * time.Millisecond):
-		}
-		if len(n.Refused) == lastRefused && n.Refused[0].Times == 2 {
-			break
-		}
-		if time.Now().After(until) {
-			t.Fatalf("the last notice is %+v", n)
-		}
-	}
-	if len(n.Allowed) != 2 || n.Contact != "it@acme.example" || n.Refused[0].Host != "d29.evil.test" || n.Refused[19].Host != "d10.evil.test" {
-		t.Errorf("%+v", n)
-	}
-}
-
-func TestNoticeOfALargePolicyIsBounded(t *testing.T) {
-	doc := "rules:\n"
-	for i := range 2000 {
-		doc += fmt.Sprintf("  - {name: r%d, allow: {hosts: [h%d.example.com], ports: [443], protocol: https}}\n", i, i)
-	}
-	w := newWorld(t, doc)
-	raw := w.bind(1, 1).Notice()
-	var n notice
-	must(t, json.Unmarshal(raw, &n))
-	if len(raw) > maxNotice+1 || len(n.Allowed)+n.Omitted != 2000 || len(n.Allowed) == 0 {
-		t.Errorf("%d bytes, %d allowed, %d omitted", len(raw), len(n.Allowed), n.Omitted)
-	}
 }
 
 func TestNamesStandForOneNameEach(t *testing.T) {
