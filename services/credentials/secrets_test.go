@@ -369,7 +369,6 @@ func TestAValueThatNoNoteNamesIsDestroyed(t *testing.T) {
 	}
 }
 
-
 func TestATenantHasABoundedNumberOfSecrets(t *testing.T) {
 	s := newSecrets(t, "")
 	store := secretStore{vault: s.vault(t)}
