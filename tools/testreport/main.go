@@ -1,24 +1,32 @@
 // Command testreport reads `go test -json` on its standard input and prints
-// what a person needs: every skip with its reason, the slowest packages, every
+// every skip with its reason, where the time went (see times.go), every
 // failure with the end of its output, the names of the failed tests in one
 // line, and one closing line of counts. What matters most comes last, because
 // that is what is left of a log that is cut. It exits 1 if anything failed or
 // if no test ran, so that a broken pipe is never a success.
+//
+//	go test -json -debug-actiongraph=$dir/graph-1.json ./... | testreport -dir $dir -budget 15m
+//
+// A test declares a wait with t.Attr("wait", "3.2s: the lease expires"); the
+// report adds declared waits up by package.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 // event is one line of `go test -json`; see `go doc test2json`.
 type event struct {
 	Action, Package, Test, Output, ImportPath string
+	Key, Value                                string // of an attribute
 	Elapsed                                   float64
 }
 
@@ -26,15 +34,32 @@ type report struct {
 	passed, failed, skipped int
 	output                  map[string][]string
 	failures, skips         []string
-	packages                []string
-	seconds                 map[string]float64
 	noise                   []string
+	times                   times
+}
+
+func newReport() *report {
+	return &report{output: map[string][]string{}, times: times{packages: map[string]*cost{}, tests: map[string]float64{}}}
 }
 
 func main() {
-	r := &report{output: map[string][]string{}, seconds: map[string]float64{}}
+	budget := flag.Duration("budget", 0, "print the wall time of the run beside this `duration`")
+	began := flag.Int64("began", 0, "count the wall time from this second since 1970")
+	dir := flag.String("dir", "", "`directory` with the graph-*.json files of -debug-actiongraph and the usage.json of testns")
+	flag.Parse()
+	r := newReport()
+	load := startLoad()
 	r.read(os.Stdin, os.Stdout)
-	r.print(os.Stdout)
+	r.times.wall = time.Since(load.began)
+	if *began > 0 {
+		r.times.wall = time.Since(time.Unix(*began, 0))
+	}
+	if *dir != "" {
+		if err := r.times.readDir(*dir); err != nil {
+			fmt.Fprintln(os.Stderr, "testreport:", err)
+		}
+	}
+	r.print(os.Stdout, func(w io.Writer) { r.times.printTotal(w, *budget, load.end()) })
 	if r.failed > 0 || r.passed == 0 {
 		os.Exit(1)
 	}
@@ -61,6 +86,8 @@ func (r *report) take(ev event, progress io.Writer) {
 	case "build-output":
 		r.output[ev.ImportPath+" "] = append(r.output[ev.ImportPath+" "], ev.Output)
 		r.noise = append(r.noise, strings.TrimRight(ev.Output, "\n"))
+	case "attr":
+		r.times.attr(ev)
 	case "pass", "fail", "skip":
 		r.finish(ev, key, progress)
 	}
@@ -70,6 +97,9 @@ func (r *report) finish(ev event, key string, progress io.Writer) {
 	if ev.Test == "" {
 		r.finishPackage(ev, key, progress)
 		return
+	}
+	if !strings.Contains(ev.Test, "/") {
+		r.times.tests[key] += ev.Elapsed
 	}
 	switch ev.Action {
 	case "pass":
@@ -87,8 +117,7 @@ func (r *report) finish(ev event, key string, progress io.Writer) {
 }
 
 func (r *report) finishPackage(ev event, key string, progress io.Writer) {
-	r.seconds[ev.Package] += ev.Elapsed
-	r.packages = append(r.packages, ev.Package)
+	r.times.of(ev.Package).wall += ev.Elapsed
 	if ev.Action == "fail" {
 		fmt.Fprintf(progress, "FAIL %s (%.1f s)\n", ev.Package, ev.Elapsed)
 		if !slices.ContainsFunc(r.failures, func(f string) bool { return strings.HasPrefix(f, ev.Package+" ") }) {
@@ -113,19 +142,16 @@ func reason(out []string) string {
 	return "no reason was given"
 }
 
-func (r *report) print(w io.Writer) {
+// print writes the report; total writes its line about the whole run.
+func (r *report) print(w io.Writer, total func(io.Writer)) {
 	for _, line := range r.noise {
 		fmt.Fprintln(w, line)
 	}
 	if len(r.skips) > 0 {
 		fmt.Fprintf(w, "\nSkipped, and why:\n  %s\n", strings.Join(r.skips, "\n  "))
 	}
-	slices.SortFunc(r.packages, func(a, b string) int { return int(1000 * (r.seconds[b] - r.seconds[a])) })
-	r.packages = slices.Compact(r.packages)
-	fmt.Fprintln(w, "\nSlowest packages:")
-	for _, p := range r.packages[:min(8, len(r.packages))] {
-		fmt.Fprintf(w, "  %6.1f s  %s\n", r.seconds[p], p)
-	}
+	r.times.print(w)
+	total(w)
 	var names []string
 	for _, key := range r.failures {
 		fmt.Fprintf(w, "\n--- FAILED %s\n%s", key, tail(r.output[key]))

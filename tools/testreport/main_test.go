@@ -9,10 +9,10 @@ import (
 
 func read(t *testing.T, lines ...string) (*report, string) {
 	t.Helper()
-	r := &report{output: map[string][]string{}, seconds: map[string]float64{}}
+	r := newReport()
 	r.read(strings.NewReader(strings.Join(lines, "\n")), io.Discard)
 	var out strings.Builder
-	r.print(&out)
+	r.print(&out, func(io.Writer) {})
 	return r, out.String()
 }
 
@@ -54,7 +54,7 @@ func TestFailuresComeLastAndAreCut(t *testing.T) {
 		`{"Action":"fail","Package":"p","Test":"TestB/sub"}`,
 		`{"Action":"fail","Package":"p","Elapsed":2}`)...)
 	at := 0
-	for _, want := range []string{"no cgroup", "Slowest packages:", "--- FAILED p TestA\n(70 lines before these)\nline 70.\n", "line 99.\n",
+	for _, want := range []string{"no cgroup", "Packages (seconds):", "--- FAILED p TestA\n(70 lines before these)\nline 70.\n", "line 99.\n",
 		"--- FAILED p TestB/sub\nwhy\n"} {
 		i := strings.Index(out[at:], want)
 		if i < 0 {
