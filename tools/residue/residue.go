@@ -186,13 +186,14 @@ func (r Residue) with(other Residue, f func(mine, theirs []string) []string) Res
 		f(r.Loops, other.Loops), f(r.Devices, other.Devices), f(r.Namespaces, other.Namespaces), f(r.Links, other.Links)}
 }
 
-func (r Residue) all() []string {
+// List returns every entry of r.
+func (r Residue) List() []string {
 	return slices.Concat(r.Processes, r.Mounts, r.Cgroups, r.Loops, r.Devices, r.Namespaces, r.Links)
 }
 
 // Empty reports whether there is nothing.
 func (r Residue) Empty() bool {
-	return len(r.all()) == 0
+	return len(r.List()) == 0
 }
 
 // String counts, and names the first few.
@@ -205,7 +206,7 @@ func (r Residue) String() string {
 	if n := len(r.Links); n > 0 {
 		s += fmt.Sprintf(", %d links", n)
 	}
-	for _, what := range r.all() {
+	for _, what := range r.List() {
 		if len(s) < 500 {
 			s += fmt.Sprintf("; %.100s", what)
 		}
