@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/testsize"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/sdk/sdktest"
 	"github.com/berth-dev/berth/test/testenv"
@@ -30,6 +31,7 @@ func eachTier(t *testing.T, e *testenv.Env, scenario func(t *testing.T, tier, te
 	t.Helper()
 	for _, tier := range slices.Sorted(maps.Keys(tiers)) {
 		t.Run(tier, func(t *testing.T) {
+			testenv.ForTier(t, tier)
 			if why := absent(t, e, tier); why != "" {
 				t.Skipf("tier %s did not run: %s", tier, why)
 			}
@@ -43,6 +45,10 @@ func offered(t *testing.T, e *testenv.Env) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for tier, template := range tiers {
+		if tier == "microvm" && !testsize.Long() {
+			t.Log("tier microvm is left to make test-long")
+			continue
+		}
 		if why := absent(t, e, tier); why != "" {
 			t.Logf("tier %s did not run: %s", tier, why)
 			continue
@@ -84,7 +90,7 @@ func conformance(t *testing.T, e *testenv.Env) {
 
 // TestFilesSurviveSleep goes through sleep and wake twice in each tier, with a
 // package's worth of changes to the root: new, changed and deleted files, owners and modes.
-func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t, testenv.AllTiers...)) }
+func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t, testenv.Tiers()...)) }
 
 func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 	eachTier(t, e, func(t *testing.T, tier, template string) {

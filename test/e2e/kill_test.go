@@ -15,7 +15,7 @@ import (
 // TestKillNineAdoptsLiveSandboxes: everything is killed while a process runs
 // in a sandbox; the next start takes it over, and its output is whole.
 func TestKillNineAdoptsLiveSandboxes(t *testing.T) {
-	e := testenv.Start(t, testenv.AllTiers...)
+	e := testenv.Start(t, testenv.Tiers()...)
 	eachTier(t, e, func(t *testing.T, tier, template string) {
 		c := e.Client("acme", "ann")
 		o := sdk.OpenOptions{Template: template, Name: tier}

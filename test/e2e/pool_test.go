@@ -29,7 +29,7 @@ func pool(t *testing.T, e *testenv.Env, template string, n int) {
 // TestAWarmSandboxIsOneSessionsAlone: what waited becomes a session's with its own files and nothing of
 // anybody else, the session wakes in another one with them, and the next tenant finds no trace.
 func TestAWarmSandboxIsOneSessionsAlone(t *testing.T) {
-	e := testenv.Start(t, testenv.AllTiers...)
+	e := testenv.Start(t, testenv.Tiers()...)
 	eachTier(t, e, func(t *testing.T, tier, template string) {
 		const word = "only-ann-knows-this"
 		pool(t, e, template, 2)

@@ -90,7 +90,7 @@ func up(t *testing.T, in *internet) *testenv.Env {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e := testenv.Prepare(t, append([]string{"--config", config}, testenv.AllTiers...)...)
+	e := testenv.Prepare(t, append([]string{"--config", config}, testenv.Tiers()...)...)
 	e.Up()
 	return e
 }
@@ -144,6 +144,7 @@ const tierWait = 5 * time.Minute
 // enter opens the sessions of a tier, or skips with the reason why it is not offered.
 func enter(t *testing.T, e *testenv.Env, in *internet, tier string, program []byte) *world {
 	t.Helper()
+	testenv.ForTier(t, tier)
 	w := &world{t: t, env: e.For(t), in: in, tier: tier}
 	ctx, cancel := context.WithTimeout(t.Context(), tierWait)
 	defer cancel()

@@ -60,6 +60,7 @@ func probe(t *testing.T) []byte {
 // offered.
 func enter(t *testing.T, e *testenv.Env, tier string, program []byte) *world {
 	t.Helper()
+	testenv.ForTier(t, tier)
 	w := sessions(t, e, tier)
 	for _, s := range []*sdk.Session{w.attacker, w.victim} {
 		put(t, s, w.inside, program)

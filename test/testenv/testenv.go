@@ -8,15 +8,20 @@ package testenv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/internal/testsize"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/leaks"
 	"github.com/berth-dev/berth/tools/berth/upproc"
@@ -58,6 +63,24 @@ func Start(t *testing.T, args ...string) *Env {
 // and gvisor alone: no test pays for machines and modules that it does not use.
 var AllTiers = []string{"--tiers", "container,gvisor,microvm,wasm"}
 
+// Tiers has an installation offer every tier that the scenarios of this run go through: all in make test-long,
+// those without a VM in make test. A VM is emulated on most machines that tests run on, and takes a
+// processor for seconds at each start; ForTier skips its part of a scenario by name.
+func Tiers() []string {
+	if testsize.Long() {
+		return AllTiers
+	}
+	return []string{"--tiers", "container,gvisor,wasm"}
+}
+
+// ForTier skips the part of a scenario that runs in a VM, unless this is a run at full size.
+func ForTier(t *testing.T, tier string) {
+	t.Helper()
+	if tier == "microvm" {
+		testsize.NeedLong(t, "the same scenario runs in the other tiers here, and the tier's own conformance suite in make test")
+	}
+}
+
 // For is the same installation for a subtest: what fails, or is registered for the
 // end, is the subtest's. Whoever shares one starts and stops nothing but members.
 func (e *Env) For(t *testing.T) *Env {
@@ -74,7 +97,7 @@ func Prepare(t *testing.T, args ...string) *Env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append([]string{"--image-store", imageStore()}, args...)
+	args = append([]string{"--image-store", imageStore(t)}, args...)
 	if !upproc.Many(args) && !slices.Contains(args, "--tiers") {
 		args = append(args, "--tiers", "container,gvisor")
 	}
@@ -109,14 +132,46 @@ func (e *Env) logTails() {
 	}
 }
 
-// imageStore is shared by all tests, which run one after the other, so that the
-// default image is unpacked once.
-func imageStore() string {
+// stores is the image store of this test process, and the lock that keeps it its own.
+var stores struct {
+	sync.Mutex
+	dir  string
+	lock *os.File
+}
+
+// imageStore returns a directory for unpacked images that no other process uses while this one runs. The
+// directories stay in the cache, so that the default image is unpacked once for as many test processes as
+// ever ran at the same time.
+func imageStore(t *testing.T) string {
+	t.Helper()
+	stores.Lock()
+	defer stores.Unlock()
+	if stores.dir != "" {
+		return stores.dir
+	}
 	root, err := cache.Root()
 	if err != nil {
 		root = os.TempDir()
 	}
-	return filepath.Join(root, "test-images")
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; ; i++ {
+		dir := filepath.Join(root, fmt.Sprintf("test-images-%d", i))
+		lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			stores.dir, stores.lock = dir, lock
+			return dir
+		}
+		lock.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // need skips the test when the machine lacks what only make installs.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/berth-dev/berth/internal/testsize"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
 	"github.com/berth-dev/berth/services/hostagent/driver/drivertest"
@@ -294,10 +295,11 @@ func TestConformance(t *testing.T) {
 	drivertest.Run(t, newHost(t))
 }
 
-// Sandboxes that were prepared and claimed are held to all that others are held to.
+// Sandboxes that were prepared and claimed are held to all that others are held to: to the walls in each run, and
+// to the rest in a run at full size.
 func TestConformanceOfClaimedSandboxes(t *testing.T) {
 	run := drivertest.Run
-	if testing.Short() { // the walls are the point
+	if !testsize.Long() {
 		run = drivertest.RunShared
 	}
 	run(t, drivertest.Claimed(newHost(t)))
