@@ -12,8 +12,10 @@ GENGO    := $(TOOLS)/protoc-gen-go-v1.36.12/protoc-gen-go
 NATSCLI  := $(TOOLS)/natscli-v0.5.0/nats
 FUZZTIME ?= 20s
 export BERTH_NATSCLI := $(NATSCLI)
+# A package that was built in one clone is not built again in another.
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 
-.PHONY: help setup build runtimes image demo test check e2e hostile egress bench bench-egress bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build testtools runtimes image demo test test-long flake check e2e hostile egress bench bench-egress bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -28,6 +30,10 @@ build: ## build the programs into bin/
 	@CGO_ENABLED=0 GOOS=wasip1 GOARCH=wasm go build -trimpath -ldflags='-s -w' -o $(BIN)/js.wasm ./tools/wasm/js
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
 
+testtools: ## build what the tests are run with
+	@mkdir -p $(BIN)
+	@CGO_ENABLED=0 go build -o $(BIN)/ ./tools/testns ./tools/testreport ./tools/testlong ./tools/flake
+
 runtimes: setup ## build the pinned containerd, runc, runsc and shims, fetch the kernel of virtual machines (cached by version)
 	@go run ./tools/runtimes >/dev/null
 
@@ -37,24 +43,35 @@ image: setup ## make the default session image (cached by recipe)
 demo: runtimes image build ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
 	@go run ./tools/demo $(if $(JSON),--json)
 
-# The same faults in every run of the tests; make chaos, and go test by itself, draw new ones.
+# The same faults in every run of the tests; make test-long, and go test by itself, draw new ones.
 test: export BERTH_SEED := $(or $(BERTH_SEED),20)
 
-# Packages whose tests start real sandboxes; they run one after the other, because a mount that
-# another test's new process copied for a moment keeps a disk busy.
-REAL := ./services/hostagent/... ./tools/runtimes/... ./test/...
+# Packages whose tests start real sandboxes. testns gives each test process namespaces of its own, so that two
+# run at the same time; the longest stand first, so that none of them runs alone at the end.
+REAL := ./services/hostagent/driver/microvm ./services/hostagent/driver/containerd ./test/e2e ./services/hostagent \
+  ./test/hostile ./test/egress ./services/hostagent/... ./tools/runtimes/... ./test/...
 
-test: runtimes image build $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints counts and skips
-	@$(MAKE) --no-print-directory lint
-	@set -o pipefail; { go list $(MODULES) | grep -vE '/(services/hostagent|tools/runtimes|test)(/|$$)' | xargs go test -json -p 2 -timeout 10m; \
-	  go test -json -p 1 -timeout 40m $(REAL); \
-	  go test -race -short -json -p 2 -timeout 10m $(RACE); } | go run ./tools/testreport
-
-# Where goroutines meet: again with the race detector, without real sandboxes.
+# Packages in which goroutines meet run with the race detector, and only so.
 RACE := ./internal/... ./sdk/... ./services/identity/... ./services/credentials/... ./services/lifecycle/... \
-  ./services/scheduler/... ./services/pool/... ./services/egress/... ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
+  ./services/scheduler/... ./services/pool/... ./services/egress/...
+
+# The race detector over parts of hostagent, without real sandboxes; their whole tests are among REAL.
+RACE_SHORT := ./services/hostagent/guest/... ./services/hostagent/internal/box ./services/hostagent/internal/core \
   ./services/hostagent/internal/idrange ./services/hostagent/driver/router ./services/hostagent/driver/null \
   ./services/hostagent/driver/microvm/qmp
+
+BEGAN := $(shell date +%s)
+
+test: runtimes image build testtools $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints where the time went, counts and skips
+	@tools/setup/room.sh
+	@$(MAKE) --no-print-directory lint
+	@tools/setup/testall.sh $(BEGAN) "$(REAL)" "$(RACE)" "$(RACE_SHORT)"
+
+test-long: runtimes image build testtools $(NATSCLI) ## everything at full size and in every tier, for hours; goes on where it was interrupted (ONLY=step,...)
+	@$(BIN)/testlong -bin $(BIN) -cache $(CACHE) $(if $(ONLY),-only $(ONLY))
+
+flake: runtimes image build testtools $(NATSCLI) ## PKG N times (default 20), every second run under load; prints each failure with its log (RACE_DETECTOR=1, RUN=pattern)
+	@$(BIN)/flake -n $(or $(N),20) -exec $(BIN)/testns $(if $(RACE_DETECTOR),-race) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 check: ## quick: vet and tests that need neither root nor runtimes
 	@go vet $(MODULES)
@@ -120,7 +137,7 @@ gen: $(BUF) $(GENGO) ## generate Go from schemas/proto, and the generated docume
 
 lint: $(BUF) $(GENGO) ## vet, format, schema lint, breaking changes and drift of generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$'))" || { echo "not formatted:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
-	@go vet $(MODULES)
+	@CGO_ENABLED=0 go vet $(MODULES)
 	@cd schemas && $(BUF) lint && $(BUF) breaking --against released.json
 	@tmp=$$(mktemp -d) && cd schemas && PATH=$(dir $(GENGO)):$$PATH $(BUF) generate -o $$tmp && diff -r $$tmp/gen gen >/dev/null \
 	  || { echo "schemas/gen is stale: run make gen"; rm -rf $$tmp; exit 1; }; rm -rf $$tmp
