@@ -30,9 +30,10 @@ build: ## build the programs into bin/
 	@CGO_ENABLED=0 GOOS=wasip1 GOARCH=wasm go build -trimpath -ldflags='-s -w' -o $(BIN)/js.wasm ./tools/wasm/js
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
 
-testtools: ## build what the tests are run with
+testtools: setup ## build what the tests are run with
 	@mkdir -p $(BIN)
 	@CGO_ENABLED=0 go build -o $(BIN)/ ./tools/testns ./tools/testreport ./tools/testlong ./tools/flake
+	@go run ./tools/image --busybox >/dev/null
 
 runtimes: setup ## build the pinned containerd, runc, runsc and shims, fetch the kernel of virtual machines (cached by version)
 	@go run ./tools/runtimes >/dev/null

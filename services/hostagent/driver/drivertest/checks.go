@@ -204,8 +204,8 @@ var checks = []check{
 	{"disk space", "limits", greed, (*suite).diskSpace, needs(disk), false},
 	{"a full disk starts again", "limits", full, (*suite).fullStarts, needs(disk), false},
 	{"disk traffic", "limits", greed, (*suite).diskRate, needs(disk, diskIO), false},
-	{"/tmp is charged", "limits", greed, (*suite).tmpIsCharged, needs(memory, native), false},
-	{"/tmp is bounded", "limits", greed, (*suite).tmpIsBounded, needs(memory, native), false},
+	{"files in /tmp are charged", "limits", greed, (*suite).tmpIsCharged, needs(memory, native), false},
+	{"files in /tmp are bounded", "limits", greed, (*suite).tmpIsBounded, needs(memory, native), false},
 
 	{"namespaces", "walls", reach, (*suite).namespaces, needs(isolated, native, userNS), true},
 	{"its processes are its own", "walls", reach, (*suite).alone, needs(isolated, native, hostKern), true},

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -168,6 +169,8 @@ func (s *suite) tmpIsBounded(t *testing.T) {
 	mib := int(s.spec(t, 1, 1).Limits.MemoryBytes >> 20)
 	if _, err := k.Do("fill", "/tmp/more", itoa(2*mib)); err == nil {
 		t.Error("it wrote twice its memory to /tmp")
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it neither fails nor ends: %v", err)
 	}
 	neighbour.must(t, "echo", "the neighbour lives")
 }

@@ -63,18 +63,18 @@ func controllers(dir string) error {
 	return nil
 }
 
-// limit sets what the session may use, and returns the limits that hold.
-func limit(l vmwire.Limits) ([]string, error) {
-	var held []string
+// limit sets what the session may use, and returns its memory in bytes and the limits that hold. The memory
+// is less than l.Memory where the kernel of the VM needs a part of that.
+func limit(l vmwire.Limits) (memory uint64, held []string, err error) {
 	if l.PIDs > 0 {
 		if err := setBox("pids.max", uint64(l.PIDs)); err != nil {
-			return nil, err
+			return 0, nil, err
 		}
 		held = append(held, vmwire.EnforcedPIDs)
 	}
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return nil, fmt.Errorf("size of memory: %w", err)
+		return 0, nil, fmt.Errorf("size of memory: %w", err)
 	}
 	all := info.Totalram * uint64(info.Unit)
 	most := max(all-min(all, kernelShare), all/2)
@@ -86,9 +86,9 @@ func limit(l vmwire.Limits) ([]string, error) {
 		held = append(held, vmwire.EnforcedMemory)
 	}
 	if err := setBox("memory.max", most); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	return append(held, vmwire.EnforcedOpenFiles), nil // by the stage
+	return most, append(held, vmwire.EnforcedOpenFiles), nil // by the stage
 }
 
 // available is what the kernel could give away now, in bytes; 0 if it does not say.

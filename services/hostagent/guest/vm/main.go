@@ -199,7 +199,8 @@ func (s *supervisor) become(p *vmwire.Personalise, t *timer, answer *vmwire.Answ
 	if err := writeFiles(p.Files); err != nil {
 		return err
 	}
-	if answer.Enforced, err = limit(p.Limits); err != nil {
+	// /tmp takes a part of the memory that is really there: one that is larger fills the VM before it is full.
+	if p.Limits.Memory, answer.Enforced, err = limit(p.Limits); err != nil {
 		return err
 	}
 	t.step("identity")

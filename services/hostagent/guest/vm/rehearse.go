@@ -56,7 +56,7 @@ func (s *supervisor) playSession() error {
 	if s.disk, _, err = openDisk(p.Disk, t); err != nil {
 		s.disk, p.Disk = nil, nil // memory will do
 	}
-	if _, err := limit(p.Limits); err != nil {
+	if p.Limits.Memory, _, err = limit(p.Limits); err != nil {
 		return err
 	}
 	if err := s.order(p, t); err != nil {
