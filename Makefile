@@ -78,8 +78,12 @@ check: ## quick: vet and tests that need neither root nor runtimes
 	@go vet $(MODULES)
 	@set -o pipefail; go test -short -json -p 2 -timeout 10m $(MODULES) | go run ./tools/testreport
 
-e2e: runtimes image build $(NATSCLI) ## end-to-end scenarios only
-	@set -o pipefail; go test -json -p 1 -timeout 25m ./test/... | go run ./tools/testreport
+# One suite at full size.
+e2e egress hostile chaos: export BERTH_TEST_LONG := 1
+LONGTEST := CGO_ENABLED=0 go test -count=1 -timeout 120m -exec $(BIN)/testns
+
+e2e: runtimes image build testtools $(NATSCLI) ## end-to-end scenarios only, in every tier
+	@set -o pipefail; $(LONGTEST) -json -p 2 ./test/e2e ./test/... | $(BIN)/testreport
 
 bench: bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity bench-egress ## all benchmarks
 
@@ -113,15 +117,15 @@ bench-pool: runtimes image build ## warm claims beside cold opens in every tier,
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/pool --out bench/pool.json
 
-egress: runtimes image build ## every known way round an egress policy, in every tier with a network; real clients
-	@set -o pipefail; go test -json -p 1 -timeout 25m -count=1 ./test/egress | go run ./tools/testreport
+egress: runtimes image build testtools ## every known way round an egress policy, in every tier with a network; real clients
+	@set -o pipefail; $(LONGTEST) -json ./test/egress | $(BIN)/testreport
 
-hostile: runtimes image build ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
-	@set -o pipefail; rows=$$(mktemp); go test -json -p 1 -timeout 25m -count=1 ./test/hostile | tee $$rows | go run ./tools/testreport; rc=$$?; \
+hostile: runtimes image build testtools ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
+	@set -o pipefail; rows=$$(mktemp); $(LONGTEST) -json ./test/hostile | tee $$rows | $(BIN)/testreport; rc=$$?; \
 	  sed -nE 's/.*"Output":"((ROWS|NOT RUN).*)\\n".*/\1/p' $$rows; rm -f $$rows; exit $$rc
 
-chaos: runtimes image build ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
-	@BERTH_FAULTS=$${BERTH_FAULTS:-100} go test ./test/chaos -count=1 -timeout 120m -v -run TestChaos
+chaos: runtimes image build testtools ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
+	@BERTH_FAULTS=$${BERTH_FAULTS:-100} $(LONGTEST) -v -run TestChaos ./test/chaos
 
 sim: ## 2,000 seeds of the simulation on all cores (SEEDS, FIRST; one with its trace: SEED=n)
 	@cd test && go run ./sim/cmd $(if $(SEED),-seed $(SEED),-seeds $(or $(SEEDS),2000) -first $(or $(FIRST),1))
