@@ -6,6 +6,9 @@
 //	gs://bucket, azblob://container     as gocloud.dev opens them, with the credentials of the environment
 //	mem://                              in tests only
 //
+// s3://, gs:// and azblob:// need a program that imports package cloudstore;
+// without it Open returns an error that names the build which has them.
+//
 // It guarantees of every store: an object is visible only when it is whole,
 // and durable when its writer's Close returned nil (file:// syncs the file and
 // its folders, nats:// syncs before it acknowledges, the others promise it);
@@ -34,10 +37,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/azureblob" // azblob://
-	_ "gocloud.dev/blob/gcsblob"   // gs://
 	"gocloud.dev/blob/memblob"
-	_ "gocloud.dev/blob/s3blob" // s3://
 )
 
 const opOpen = "open store"
@@ -114,6 +114,9 @@ func openFile(raw string, u *url.URL) (*blob.Bucket, error) {
 func openCloud(ctx context.Context, raw string, u *url.URL) (*blob.Bucket, error) {
 	if u.Host == "" {
 		return nil, errs.E(opOpen, errkind.Invalid, Describe(raw), "it names no bucket")
+	}
+	if !blob.DefaultURLMux().ValidBucketScheme(u.Scheme) {
+		return nil, errs.Errorf(opOpen, errkind.Invalid, "this program was built without %s://; build it with make build CLOUD=1", u.Scheme)
 	}
 	if u.Scheme == "s3" {
 		if err := s3Defaults(u); err != nil {
