@@ -5,6 +5,10 @@
 // panics on an odd answer; that a service which cannot be reached or refuses
 // is of kind Unavailable, never data loss; that no unwrapped key is kept; and
 // that a key is not used before one was wrapped and unwrapped with it.
+//
+// The key services of AWS, Google Cloud and Azure need a program that imports
+// package cloudkms; without it Open returns an error that names the build which
+// has them.
 package platform
 
 import (

@@ -18,17 +18,13 @@ import (
 
 func keyPath(t *testing.T) string { return filepath.Join(t.TempDir(), "keys", "k.json") }
 
-// places are all kinds of platform key that can be had here; those of Vault
-// and AWS are fakes of the two services.
+// places are the kinds of platform key that need no cloud client; package
+// cloudkms tests the others.
 var places = map[string]func(*testing.T) string{
 	"file": func(*testing.T) string { return "" },
 	"fake of Vault": func(t *testing.T) string {
 		platformtest.Vault(t)
 		return "hashivault://berth"
-	},
-	"fake of AWS KMS": func(t *testing.T) string {
-		_, ref := platformtest.KMS(t)
-		return ref
 	},
 }
 
@@ -36,39 +32,32 @@ func TestARecordKeyComesBackAndEachIsItsOwn(t *testing.T) {
 	for name, place := range places {
 		t.Run(name, func(t *testing.T) {
 			ref, path := place(t), keyPath(t)
-			k, err := Open(t.Context(), ref, path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a, wrapped, err := k.Wrapped(t.Context())
-			if err != nil || len(a) != RecordKeyBytes {
-				t.Fatal(len(a), err)
-			}
-			if bytes.Contains(wrapped, a) {
-				t.Error("the wrapped key holds the key")
-			}
-			b, _, err := k.Wrapped(t.Context())
-			if err != nil || bytes.Equal(a, b) {
-				t.Error("two records share a key", err)
-			}
-			if err := k.Close(); err != nil {
-				t.Fatal(err)
-			}
-			if k, err = Open(t.Context(), ref, path); err != nil { // also after a restart
-				t.Fatal(err)
-			}
-			back, err := k.Unwrap(t.Context(), k.By(), wrapped)
-			if err != nil || !bytes.Equal(a, back) {
-				t.Error("another key came back", err)
-			}
-			wrapped[len(wrapped)-1] ^= 1
-			if _, err := k.Unwrap(t.Context(), k.By(), wrapped); err == nil {
-				t.Error("a changed wrapped key was unwrapped")
-			}
-			if err := k.Close(); err != nil {
-				t.Fatal(err)
-			}
+			platformtest.Records(t, RecordKeyBytes, func() (platformtest.Key, error) {
+				k, err := Open(t.Context(), ref, path)
+				if err != nil {
+					return platformtest.Key{}, err
+				}
+				return platformtest.Key{Wrapped: k.Wrapped, Close: k.Close, Unwrap: func(ctx context.Context, wrapped []byte) ([]byte, error) {
+					return k.Unwrap(ctx, k.By(), wrapped)
+				}}, nil
+			})
 		})
+	}
+}
+
+// TestProgramWithoutCloudClientsNamesTheBuildThatHasThem opens cloud keys in
+// this program, which does not import package cloudkms.
+func TestProgramWithoutCloudClientsNamesTheBuildThatHasThem(t *testing.T) {
+	for ref, scheme := range map[string]string{
+		"awskms://alias/b?region=eu-central-1":                    "awskms",
+		"gcpkms://projects/p/locations/l/keyRings/r/cryptoKeys/k": "gcpkms",
+		"azurekeyvault://v.vault.azure.net/keys/k":                "azurekeyvault",
+	} {
+		_, err := Open(t.Context(), ref, keyPath(t))
+		want := "this program was built without " + scheme + "://; build it with make build CLOUD=1"
+		if !errs.Is(err, errkind.Invalid) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", ref, err, want)
+		}
 	}
 }
 

@@ -12,9 +12,6 @@ import (
 
 	"github.com/hashicorp/vault/api"
 	"gocloud.dev/secrets"
-	_ "gocloud.dev/secrets/awskms"        // awskms://
-	_ "gocloud.dev/secrets/azurekeyvault" // azurekeyvault://
-	_ "gocloud.dev/secrets/gcpkms"        // gcpkms://
 	"gocloud.dev/secrets/hashivault"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -74,6 +71,9 @@ func private(raw string) bool {
 // openService opens a keeper within the time of ctx. The driver gets a context
 // that does not end: some hold on to it for the renewal of their credentials.
 func openService(ctx context.Context, ref string) (*secrets.Keeper, error) {
+	if scheme, _, _ := strings.Cut(ref, "://"); !secrets.DefaultURLMux().ValidKeeperScheme(scheme) {
+		return nil, fmt.Errorf("this program was built without %s://; build it with make build CLOUD=1", scheme)
+	}
 	type opened struct {
 		keeper *secrets.Keeper
 		err    error

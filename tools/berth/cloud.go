@@ -1,0 +1,8 @@
+//go:build cloud
+
+package main
+
+import (
+	_ "github.com/berth-dev/berth/internal/blobstore/cloudstore" // s3://, gs://, azblob://
+	_ "github.com/berth-dev/berth/services/credentials/cloudkms" // awskms://, gcpkms://, azurekeyvault://
+)
