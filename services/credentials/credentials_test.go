@@ -81,7 +81,7 @@ func newWorldWith(t testing.TB, platformKey string) *world {
 }
 
 // serveShow answers as scheduler does.
-func (w *world) serveShow(t testing.TB) {
+func (w *world) serveShow(t testing.TB) *bus.Service {
 	t.Helper()
 	srv, err := w.sched.Serve(t.Context(), bus.ServiceConfig{Name: "scheduler"})
 	if err != nil {
@@ -101,6 +101,7 @@ func (w *world) serveShow(t testing.TB) {
 	if err := w.sched.NATS().Flush(); err != nil {
 		t.Fatal(err)
 	}
+	return srv
 }
 
 // run starts credentials and waits until it is ready.
@@ -286,15 +287,31 @@ func TestRenewNeedsTheProofKey(t *testing.T) {
 	}
 }
 
+// dataKey sends one request (Call, not Invoke), also while credentials announces itself.
 func (w *world) dataKey(t *testing.T, c *bus.Conn, s *corev1.SessionRef) ([]byte, error) {
+	t.Helper()
+	return openDataKey(t, func(hostKey string) (*credentialsv1.DataKeyReply, error) {
+		return bus.Call[*credentialsv1.DataKeyReply](t.Context(), c, subjects.RPC("credentials", "datakey", c.Self()),
+			&credentialsv1.DataKeyRequest{Session: s, HostKey: hostKey})
+	})
+}
+
+// invokeDataKey requests a data key as hostagent does: again after a reconnect.
+func (w *world) invokeDataKey(t *testing.T, c *bus.Conn, s *corev1.SessionRef) ([]byte, error) {
+	t.Helper()
+	return openDataKey(t, func(hostKey string) (*credentialsv1.DataKeyReply, error) {
+		return bus.Invoke[*credentialsv1.DataKeyReply](t.Context(), c, "credentials", "datakey",
+			&credentialsv1.DataKeyRequest{Session: s, HostKey: hostKey})
+	})
+}
+
+func openDataKey(t *testing.T, request func(hostKey string) (*credentialsv1.DataKeyReply, error)) ([]byte, error) {
 	t.Helper()
 	key, err := seal.NewKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Call and not Invoke: one request, also while credentials says that it serves.
-	reply, err := bus.Call[*credentialsv1.DataKeyReply](t.Context(), c, subjects.RPC("credentials", "datakey", c.Self()),
-		&credentialsv1.DataKeyRequest{Session: s, HostKey: string(key.Public())})
+	reply, err := request(string(key.Public()))
 	if err != nil {
 		return nil, err
 	}
