@@ -96,6 +96,7 @@ type Config struct {
 	Fatal func(error) `json:"-" yaml:"-"`
 
 	pool   poolTimes
+	times  times
 	onLead func(*leader) // of tests
 }
 
@@ -122,7 +123,27 @@ func NewConfig(dir string) Config {
 		ExpirePerHour:   100,
 		TrimAfter:       2 * bus.SyncInterval,
 		pool:            newPoolTimes(),
+		times: times{answerWithin: 5 * time.Second, drainLook: time.Second, drainIdle: 5 * time.Second,
+			deafAfter: 700 * time.Millisecond, newLeadership: 3 * time.Second},
 	}
+}
+
+// times are intervals that only tests change.
+type times struct {
+	// answerWithin bounds the wait for one answer of a host. The answer may have been lost with the host's
+	// connection, which no error reports: callBoot then sends the request again, and the host joins the
+	// work under way or returns its outcome.
+	answerWithin time.Duration
+	// drainLook is how often the drain loop checks a draining host.
+	drainLook time.Duration
+	// drainIdle is how long an awake session must be idle before a drain puts it to sleep.
+	drainIdle time.Duration
+	// deafAfter is longer than a connection needs to reach another node of the bus, and short enough for a
+	// host to hear from the next leader within its lease.
+	deafAfter time.Duration
+	// newLeadership is the age below which a leader takes a transfer without a target as the one that made
+	// it leader: callers send again after a leader gave no answer.
+	newLeadership time.Duration
 }
 
 // Validate says in one sentence what is wrong.

@@ -12,10 +12,6 @@ import (
 
 const (
 	hearEvery = 100 * time.Millisecond
-	// deafAfter is longer than a connection needs to go to another node of the
-	// bus, and short enough for a host to hear from the next leader within its
-	// lease.
-	deafAfter = 700 * time.Millisecond
 	// yieldTime bounds one attempt to hand leadership over.
 	yieldTime = 2 * time.Second
 )
@@ -51,7 +47,7 @@ func (s *server) hear(ctx context.Context, now *atomic.Pointer[leader]) {
 		if l != nil {
 			l.leases.extend(passed)
 		}
-		if last.Sub(deaf) < deafAfter || last.Sub(began) < newLeadership || last.Sub(tried) < newLeadership {
+		if last.Sub(deaf) < s.cfg.times.deafAfter || last.Sub(began) < s.cfg.times.newLeadership || last.Sub(tried) < s.cfg.times.newLeadership {
 			continue
 		}
 		tried = last

@@ -69,8 +69,9 @@ func (g *group) rewire() map[string]*cable {
 // A leader that is cut off from the bus, but not from the other replicas,
 // leads on: no host can renew, and all of them are declared lost.
 func TestLeaderWithoutTheBusHandsLeadershipOver(t *testing.T) {
-	// Long enough for a leader that is new to be one that may yield.
-	g := newGroup(t, 3, func(c *Config) { c.Lease, c.LeaseDrift = newLeadership+5*time.Second, 0 })
+	g := newGroup(t, 3, func(c *Config) {
+		c.times.deafAfter, c.times.newLeadership = 200*time.Millisecond, 500*time.Millisecond
+	})
 	cables := g.rewire()
 	g.withHost(t, testHost, 0)
 	g.withHost(t, "h2", 0)
@@ -93,7 +94,7 @@ func TestLeaderWithoutTheBusHandsLeadershipOver(t *testing.T) {
 // A scheduler that is alone cannot hand over: when the bus was away for longer
 // than a lease, it declares every host lost that could not have renewed.
 func TestNoLeaseRunsOutWhileTheBusIsAway(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = 2*time.Second, 0 })
 	w.stop()
 	c := &cable{}
 	w.startWith(bus.WithNATS(c.option))

@@ -241,13 +241,13 @@ func TestStoreAwayBeforeASleep(t *testing.T) {
 // A session that is saved wakes elsewhere while its host is away, and is erased
 // once that host, too, has nothing left of it.
 func TestSavedSessionWakesElsewhere(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = 2*time.Second, 0 })
+	w := newWorld(t, nil)
 	h := w.withHost(t, testHost, 0)
 	must[wakeReply](t)(w.open(1, "r1"))
 	must[sleepReply](t)(w.close(1, "r2"))
 	must[wakeReply](t)(w.open(2, "r1"))
 	h2 := w.secondHost(t)
-	h.lease()
+	w.lost(t, h)
 	if rec := w.become(2, corev1.State_STATE_ASLEEP); !rec.GetUnsaved() { // h1 is lost
 		t.Errorf("record of a session that was awake: %v", rec)
 	}

@@ -20,10 +20,6 @@ const (
 	// drainWithin is how long a drain waits for awake sessions to fall idle.
 	drainWithin = 10 * time.Minute
 	drainMax    = 7 * 24 * time.Hour
-	// drainLook is how often a host that is drained is looked at.
-	drainLook = time.Second
-	// drainIdle is how long an awake session must have been left alone to be taken away.
-	drainIdle = 5 * time.Second
 	// moves of sleeping sessions that share a sync of the log.
 	moveParallel = 16
 )
@@ -38,7 +34,7 @@ func (l *leader) drain(ctx context.Context) error {
 		wait := tidyEvery
 		for _, h := range l.draining() {
 			l.drainHost(ctx, h, asked)
-			wait = drainLook
+			wait = l.cfg.times.drainLook
 		}
 		for k, at := range asked {
 			if time.Since(at) > time.Minute {
@@ -80,7 +76,7 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 	var moves, asks []core.Entry
 	late := h.DrainDeadline != 0 && core.At(time.Now()) >= h.DrainDeadline
 	for _, s := range all {
-		e, ok := drainStep(s, h.ID, late)
+		e, ok := drainStep(s, h.ID, late, l.cfg.times.drainIdle)
 		if ok && e.Save != nil && e.Save.Host != h.ID && !l.leases.alive(e.Save.Host) {
 			// What is unsaved is on a host that is away; this one has nothing of it.
 			e = core.Entry{Move: &core.Move{Session: s.Key, Generation: s.Generation, Host: h.ID}}
@@ -103,7 +99,7 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 	asks = asks[:min(len(asks), max(l.cfg.HandoffParallel-busy, 0))]
 	for _, e := range asks {
 		if e.Sleep != nil {
-			asked[e.Sleep.Keys[0]] = time.Now().Add(drainIdle)
+			asked[e.Sleep.Keys[0]] = time.Now().Add(l.cfg.times.drainIdle)
 		}
 	}
 	l.applyAll(ctx, asks)
@@ -111,7 +107,7 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 
 // drainStep is the entry that brings a session on h nearer to its being
 // elsewhere, false while there is none.
-func drainStep(s *core.Session, h ids.Host, late bool) (core.Entry, bool) {
+func drainStep(s *core.Session, h ids.Host, late bool, idle time.Duration) (core.Entry, bool) {
 	switch s.State {
 	case core.Active:
 		if s.Host != h || s.Terms.Ephemeral && !late {
@@ -120,7 +116,7 @@ func drainStep(s *core.Session, h ids.Host, late bool) (core.Entry, bool) {
 		c := &core.SleepCmd{Tenant: s.Tenant, Keys: []ids.SessionKey{s.Key}, Generation: s.Generation, Epoch: s.Epoch,
 			Reason: core.ReasonDrain, Force: late}
 		if !late {
-			c.IdleSince = core.At(time.Now().Add(-drainIdle))
+			c.IdleSince = core.At(time.Now().Add(-idle))
 		}
 		return core.Entry{Sleep: c}, true
 	case core.Asleep, core.Paused, core.Failed:

@@ -83,10 +83,15 @@ func TestDrainOfSleepers(t *testing.T) {
 	w.fleet("h1", "draining", 1)
 }
 
+// shortDrain has a drain look often and wait briefly for idle sessions.
+func shortDrain(c *Config) {
+	c.times.drainLook, c.times.drainIdle = 50*time.Millisecond, 200*time.Millisecond
+}
+
 // Awake sessions leave when they are idle; busy ones at the deadline, whoever
 // uses them.
 func TestDrainOfAwakeSessions(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, shortDrain)
 	h1 := w.withHost(t, testHost, 0)
 	for n := range 2 {
 		must[wakeReply](t)(w.open(n, "r1"))
@@ -131,7 +136,7 @@ func TestDrainOfAwakeSessions(t *testing.T) {
 // A drained host's sessions move a few at a time.
 func TestDrainIsNoStampede(t *testing.T) {
 	const n = 40
-	w := newWorld(t, func(c *Config) { c.HandoffRate = 1000; c.HandoffParallel = 4 })
+	w := newWorld(t, func(c *Config) { shortDrain(c); c.HandoffRate = 1000; c.HandoffParallel = 4 })
 	w.withHost(t, testHost, 0)
 	for i := range n {
 		must[wakeReply](t)(w.open(i, "r1"))
@@ -152,7 +157,7 @@ func TestDrainIsNoStampede(t *testing.T) {
 // A host is removed only when it has nothing left that others do not have, or
 // somebody says that it may be lost; then it stays away.
 func TestRemoveHost(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	must[wakeReply](t)(w.open(1, "r1"))
 	if _, err := w.removeHost("h1", true); !errs.Is(err, errkind.Conflict) || !strings.Contains(err.Error(), "drain it first") {
@@ -186,11 +191,11 @@ func TestRemoveHost(t *testing.T) {
 // A lost host that never comes back is removed with what it had alone: saved
 // sessions go back to their manifest and say so, the others have failed.
 func TestRemoveALostHost(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	w.awakeAndSaved(t, 1)
 	must[wakeReply](t)(w.open(2, "r1"))
-	h1.lease()
+	w.lost(t, h1)
 	w.until("h1 is lost", func() bool { return w.hostRecord("h1").GetLost() })
 	if _, err := w.removeHost("h1", false); !errs.Is(err, errkind.Conflict) {
 		t.Errorf("with unsaved files: %v", err)

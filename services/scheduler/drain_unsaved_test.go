@@ -29,7 +29,7 @@ func TestDrainStepSavesWhereItIsUnsaved(t *testing.T) {
 	} {
 		v := s
 		c.change(&v)
-		e, ok := drainStep(&v, "h2", false)
+		e, ok := drainStep(&v, "h2", false, time.Second)
 		switch {
 		case ok != (c.save != "" || c.move), c.move != (e.Move != nil), c.save != "" && (e.Save == nil || e.Save.Host != c.save):
 			t.Errorf("%s: %v %+v", c.name, ok, e)

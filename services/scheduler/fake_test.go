@@ -335,6 +335,25 @@ func (h *fakeHost) keepLease(t testing.TB) {
 	}()
 }
 
+// lost ends the host's renewals and its lease: the leader finds the host lost
+// without a wait for the lease to run out.
+func (w *world) lost(t testing.TB, h *fakeHost) {
+	t.Helper()
+	h.lease()
+	l := w.led.Load()
+	l.leases.expire(h.id)
+	l.lose(bustest.Context(t), h.id)
+}
+
+// expire has the lease of a host run out now.
+func (l *leases) expire(h ids.Host) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	cur := l.held[h]
+	cur.until = time.Now().Add(-time.Nanosecond)
+	l.held[h] = cur
+}
+
 func (h *fakeHost) setBusy(b bool) { h.mu.Lock(); defer h.mu.Unlock(); h.busy = b }
 
 func (h *fakeHost) setBusyWith(session string) {
@@ -345,7 +364,7 @@ func (h *fakeHost) setBusyWith(session string) {
 
 func (h *fakeHost) await(t testing.TB, method string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case m := <-h.reached:
@@ -353,7 +372,7 @@ func (h *fakeHost) await(t testing.TB, method string) {
 				return
 			}
 		case <-deadline:
-			t.Fatalf("host.%s was not called within 10 s", method)
+			t.Fatalf("host.%s was not called within %s", method, patience)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (g *group) runWith(m *member, opts ...bus.Option) {
 // serving waits until another replica than the named one begins to serve.
 func (g *group) serving(not string) string {
 	g.t.Helper()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(patience)
 	for {
 		select {
 		case id := <-g.ready:
@@ -127,7 +127,7 @@ func (g *group) leader() string {
 // A change of leader costs no host its lease and no session its place, and the
 // events of every session are all told, in order.
 func TestChangeOfLeaderKeepsLeasesAndEvents(t *testing.T) {
-	g := newGroup(t, 3, shortLease)
+	g := newGroup(t, 3, func(c *Config) { c.Lease, c.LeaseDrift = 9*time.Second, time.Second })
 	g.withHost(t, testHost, 0)
 	g.withHost(t, "h2", 0)
 	steady := must[wakeReply](t)(g.open(0, "r1"))

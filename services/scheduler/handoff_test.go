@@ -18,9 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// shortLease has a host count as lost soon.
-func shortLease(c *Config) { c.Lease, c.LeaseDrift = 2*time.Second, 0 }
-
 // awakeAndSaved makes a session that has a manifest and is awake.
 func (w *world) awakeAndSaved(t *testing.T, n int) wakeReply {
 	t.Helper()
@@ -47,7 +44,7 @@ func (w *world) told(n int) (out []*schedulerv1.Event) {
 func (w *world) fleet(host, what string, want int) {
 	w.t.Helper()
 	got := 0
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		got = 0
 		seen := map[string]bool{}
 		for _, m := range w.stream("BERTH_FLEET") {
@@ -69,7 +66,7 @@ func (w *world) fleet(host, what string, want int) {
 // until waits for something to become true.
 func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("never: %s", what)
 		}
@@ -104,7 +101,7 @@ func (w *world) hostRecord(id string) *schedulerv1.HostRecord {
 // one event; what slept waits for its user; what was never saved waits for the
 // host, and says so; what is ephemeral has failed.
 func TestHostLostWithAwakeSessions(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	w.awakeAndSaved(t, 1)
 	must[wakeReply](t)(w.open(2, "r1"))
@@ -114,7 +111,7 @@ func TestHostLostWithAwakeSessions(t *testing.T) {
 	a.Terms.Persistence = corev1.Persistence_PERSISTENCE_EPHEMERAL
 	must[wakeReply](t)(w.openWith(a))
 	w.withHost(t, "h2", 0)
-	h1.lease()
+	w.lost(t, h1)
 
 	rec := w.activeOn(1, "h2")
 	if rec.GetOrigin() != corev1.Origin_ORIGIN_RESTORED || rec.GetUnsaved() || rec.GetNewestHost() != "" || rec.GetHandoffFrom() != "" {
@@ -152,12 +149,12 @@ func TestHostLostWithAwakeSessions(t *testing.T) {
 // The lost host is back before another host's wake is active: the session wakes
 // there, with its newer disk, and the other host ends what it began.
 func TestLostHostIsBackBeforeTheOtherIsActive(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	w.awakeAndSaved(t, 1)
 	h2 := w.withHost(t, "h2", 0)
 	open := h2.block("wake")
-	h1.lease()
+	w.lost(t, h1)
 	h2.await(t, "wake")
 	h1.lose()
 	h1.boot = "b2"
@@ -178,11 +175,11 @@ func TestLostHostIsBackBeforeTheOtherIsActive(t *testing.T) {
 // The lost host is back when another host has the session: it is told that its
 // disk is stale, and is forgotten once it has removed it.
 func TestLostHostIsBackAfterTheOtherIsActive(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	was := w.awakeAndSaved(t, 1)
 	w.withHost(t, "h2", 0)
-	h1.lease()
+	w.lost(t, h1)
 	rec := w.activeOn(1, "h2")
 	h1.lose()
 	h1.boot = "b2"
@@ -213,7 +210,7 @@ func TestLostHostIsBackAfterTheOtherIsActive(t *testing.T) {
 // those of higher priority first.
 func TestHandoffIsNoStampede(t *testing.T) {
 	const n, high = 200, 60
-	w := newWorld(t, func(c *Config) { shortLease(c); c.HandoffRate = 1000 })
+	w := newWorld(t, func(c *Config) { c.HandoffRate = 1000 })
 	h1 := w.withHost(t, testHost, 0)
 	important := map[string]bool{}
 	var mu sync.Mutex
@@ -244,7 +241,7 @@ func TestHandoffIsNoStampede(t *testing.T) {
 	}
 	work.Wait()
 	h2 := w.withHost(t, "h2", 0)
-	h1.lease()
+	w.lost(t, h1)
 	for i := range n {
 		w.activeOn(i, "h2")
 	}
@@ -263,14 +260,14 @@ func TestHandoffIsNoStampede(t *testing.T) {
 // A user's open of a session that waits for its turn to be handed over is
 // placed at once, and both are one wake.
 func TestOpenOfASessionThatIsHandedOver(t *testing.T) {
-	w := newWorld(t, func(c *Config) { shortLease(c); c.HandoffParallel = 1 })
+	w := newWorld(t, func(c *Config) { c.HandoffParallel = 1 })
 	h1 := w.withHost(t, testHost, 0)
 	for i := range 3 {
 		w.awakeAndSaved(t, i)
 	}
 	h2 := w.withHost(t, "h2", 0)
 	open := h2.block("wake")
-	h1.lease()
+	w.lost(t, h1)
 	h2.await(t, "wake") // the only handoff under way, and it stays
 	h2.mu.Lock()
 	first := h2.order[0]
@@ -295,14 +292,14 @@ func TestOpenOfASessionThatIsHandedOver(t *testing.T) {
 
 // Handoffs begin no faster than they may.
 func TestHandoffRate(t *testing.T) {
-	const n, rate = 6, 5
-	w := newWorld(t, func(c *Config) { shortLease(c); c.HandoffRate = rate })
+	const n, rate = 6, 20
+	w := newWorld(t, func(c *Config) { c.HandoffRate = rate })
 	h1 := w.withHost(t, testHost, 0)
 	for i := range n {
 		w.awakeAndSaved(t, i)
 	}
 	w.withHost(t, "h2", 0)
-	h1.lease()
+	w.lost(t, h1)
 	var placed []time.Time
 	for i := range n {
 		w.activeOn(i, "h2")
@@ -325,7 +322,7 @@ func TestHandoffRate(t *testing.T) {
 
 // The leader dies while a session is being handed over; the next one goes on.
 func TestLeaderDiesDuringAHandoff(t *testing.T) {
-	w := newWorld(t, func(c *Config) { shortLease(c); c.HandoffParallel = 2 })
+	w := newWorld(t, func(c *Config) { c.HandoffParallel = 2 })
 	h1 := w.withHost(t, testHost, 0)
 	const n = 6
 	for i := range n {
@@ -333,7 +330,7 @@ func TestLeaderDiesDuringAHandoff(t *testing.T) {
 	}
 	h2 := w.withHost(t, "h2", 0)
 	open := h2.block("wake")
-	h1.lease()
+	w.lost(t, h1)
 	h2.await(t, "wake")
 	w.restart()
 	h2.await(t, "wake")

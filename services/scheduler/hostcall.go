@@ -16,11 +16,6 @@ import (
 // askAgain is the longest pause before a host that nobody serves is asked again.
 const askAgain = time.Second
 
-// answerWithin is how long one answer of a host is waited for. Its answer may
-// have been lost with its connection to the bus, which nobody is told: then it
-// is asked once more, and joins what it is doing, or says what came of it.
-const answerWithin = 5 * time.Second
-
 // callHost calls a method of a host, again when the host joins with another
 // boot meanwhile: what was asked of the process before is lost with it, and
 // commands to hosts are idempotent by their epoch. While nobody serves the host
@@ -52,13 +47,14 @@ func callBoot[R proto.Message](ctx context.Context, l *leader, h ids.Host, b lea
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.held, cancel)()
+	within := l.cfg.times.answerWithin
 	for {
-		one, done := context.WithTimeout(ctx, answerWithin)
+		one, done := context.WithTimeout(ctx, within)
 		asked := time.Now()
 		resp, err := bus.InvokeHost[R](one, l.conn, h, method, req)
 		done()
 		// The host counts the same time, and may say a little earlier that it is over.
-		late := errs.Is(err, errkind.Deadline) && time.Since(asked) > answerWithin*9/10
+		late := errs.Is(err, errkind.Deadline) && time.Since(asked) > within*9/10
 		if !late || ctx.Err() != nil {
 			return resp, err
 		}

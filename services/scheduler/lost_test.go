@@ -60,7 +60,7 @@ func TestJoinWaitsForALossUnderWay(t *testing.T) {
 // A boot that was given a lease, but whose join came to nothing, and that is never
 // heard of again: the host is lost all the same.
 func TestHostIsLostThoughANewBootDidNotGetIn(t *testing.T) {
-	w, l := newLedWorld(t, shortLease)
+	w, l := newLedWorld(t, func(c *Config) { c.Lease, c.LeaseDrift = time.Second, 0 })
 	h := w.withHost(t, testHost, 0)
 	h.lease()
 	l.leases.grant(testHost, "b2")

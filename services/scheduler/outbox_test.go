@@ -58,7 +58,7 @@ func TestABatchHoldsOneEventOfASession(t *testing.T) {
 func (w *world) eventsOf(n int) {
 	w.t.Helper()
 	rec := w.show(n)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		seen := map[uint64]bool{}
 		for _, m := range w.stream("BERTH_SESSIONS") {

@@ -52,15 +52,10 @@ func (l *leader) removePeer(ctx context.Context, _ bus.Request, req *schedulerv1
 	return l.group(op)
 }
 
-// newLeadership is how long after it began a leader takes a transfer to nobody in
-// particular as the one that made it lead: callers send again what a leader
-// left without an answer.
-const newLeadership = 3 * time.Second
-
 // transfer hands leadership over; the answer is this leader's last.
 func (l *leader) transfer(ctx context.Context, _ bus.Request, req *schedulerv1.TransferRequest) (*schedulerv1.PeersReply, error) {
 	const op = "scheduler.transfer"
-	if req.GetId() == "" && time.Since(l.began) < newLeadership {
+	if req.GetId() == "" && time.Since(l.began) < l.cfg.times.newLeadership {
 		return l.group(op)
 	}
 	if err := l.rep.Transfer(ctx, req.GetId()); err != nil {

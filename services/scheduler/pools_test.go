@@ -91,8 +91,8 @@ func (p *fakePool) next(t testing.TB) *poolv1.SettleRequest {
 	select {
 	case r := <-p.settled:
 		return r
-	case <-time.After(10 * time.Second):
-		t.Fatal("the pool was not told within 10 s")
+	case <-time.After(patience):
+		t.Fatalf("the pool was not told within %s", patience)
 		return nil
 	}
 }
@@ -204,7 +204,7 @@ func TestPoolThatWaitsIsWaitedFor(t *testing.T) {
 		for range 2 { // what is tested is that this is waited for
 			select {
 			case <-p.probed:
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Error("nobody makes sure that the pool still answers")
 			}
 		}

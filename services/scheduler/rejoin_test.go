@@ -9,13 +9,10 @@ import (
 	"github.com/berth-dev/berth/schemas/subjects"
 )
 
-// soon is how long after the join of a host what it had swallowed may take.
-const soon = time.Second
-
 // A host that is killed with a command in its hands joins with another boot:
 // the command is given again at once, and the caller gets its answer.
 func TestRejoinedHostIsAskedAgain(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, func(c *Config) { c.times.answerWithin = time.Hour }) // so that only the join has it sent again
 	h := newFakeHost(t, w, "b1")
 	h.join(t)
 	for _, step := range []struct {
@@ -41,12 +38,8 @@ func TestRejoinedHostIsAskedAgain(t *testing.T) {
 		}
 		h.boot = step.boot
 		h.join(t)
-		joined := time.Now()
-		if err := <-done; err != nil || got != step.want {
+		if err := <-done; err != nil || got != step.want { // within a minute: see bustest.Context
 			t.Errorf("%s: %s, %v", step.method, got, err)
-		}
-		if took := time.Since(joined); took > soon {
-			t.Errorf("%s: %s after the join", step.method, took)
 		}
 	}
 	w.events(1, "admitted placed active asleep deleted erased")
@@ -55,7 +48,7 @@ func TestRejoinedHostIsAskedAgain(t *testing.T) {
 // An answer that was lost with the host's connection to the bus is asked for
 // again, though the host is the same boot and its lease goes on.
 func TestLostAnswerOfAHostIsAskedForAgain(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, func(c *Config) { c.times.answerWithin = 500 * time.Millisecond })
 	h := newFakeHost(t, w, "b1")
 	h.join(t)
 	h.keepLease(t)
@@ -88,12 +81,8 @@ func TestHostThatIsDownIsWaitedFor(t *testing.T) {
 	}
 	w.host = bustest.Connect(t, w.bus, subjects.Host(testHost))
 	newFakeHost(t, w, "b2").join(t)
-	joined := time.Now()
 	if err := <-done; err != nil {
 		t.Fatal(err)
-	}
-	if took := time.Since(joined); took > soon {
-		t.Errorf("%s after the join", took)
 	}
 	if r := w.show(1); r.GetState() != corev1.State_STATE_ACTIVE {
 		t.Errorf("the session is %s", r.GetState())

@@ -69,7 +69,7 @@ func TestOpenSleepResumeDelete(t *testing.T) {
 // events checks the kinds on the stream, in order, and that revisions grow.
 func (w *world) events(n int, want string) {
 	w.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	var kinds []string
 	for time.Now().Before(deadline) {
 		var last uint64

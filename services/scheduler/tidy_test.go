@@ -46,12 +46,12 @@ func everyJobHasItsTurn(t *testing.T) {
 // A wake failed on a host that is drained now, and what is unsaved of the session
 // is on a host that is gone: the drained one has nothing of it, and is let go.
 func TestDrainEndsThoughTheHostOfUnsavedFilesIsAway(t *testing.T) {
-	w := newWorld(t, shortLease)
+	w := newWorld(t, nil)
 	h1 := w.withHost(t, testHost, 0)
 	w.awakeAndSaved(t, 1)
 	h2 := w.withHost(t, "h2", 0)
 	h2.failing("wake", errs.E("fake wake", errkind.Invalid, "", "this host cannot"))
-	h1.lease()
+	w.lost(t, h1)
 	w.become(1, corev1.State_STATE_FAILED)
 	w.drain("h2", true, time.Minute)
 	w.drained("h2")

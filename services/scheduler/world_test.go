@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,11 @@ type world struct {
 	cfg   Config
 	stop  func()
 	creds *fakeCredentials
+	led   atomic.Pointer[leader] // the last that served
 }
+
+// patience is how long a test waits for an event on a busy machine.
+const patience = time.Minute
 
 type fakeCredentials struct {
 	mu      sync.Mutex
@@ -71,6 +76,13 @@ func newWorld(t testing.TB, change func(*Config)) *world {
 	if change != nil {
 		change(&w.cfg)
 	}
+	onLead := w.cfg.onLead
+	w.cfg.onLead = func(l *leader) {
+		w.led.Store(l)
+		if onLead != nil {
+			onLead(l)
+		}
+	}
 	w.start()
 	t.Cleanup(func() { w.stop() })
 	return w
@@ -94,8 +106,8 @@ func (w *world) startWith(opts ...bus.Option) {
 	case <-ready:
 	case err := <-done:
 		w.t.Fatalf("scheduler ended: %v", err)
-	case <-time.After(20 * time.Second):
-		w.t.Fatal("scheduler does not serve after 20 s")
+	case <-time.After(patience):
+		w.t.Fatalf("scheduler does not serve after %s", patience)
 	}
 	var once sync.Once
 	w.stop = func() {
@@ -159,7 +171,7 @@ func (w *world) show(n int) *schedulerv1.SessionRecord {
 // become waits until the session is in a state.
 func (w *world) become(n int, want corev1.State) *schedulerv1.SessionRecord {
 	w.t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		r := w.show(n)
 		if r.GetState() == want {
