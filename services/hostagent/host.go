@@ -178,7 +178,7 @@ func (h *host) all() []*session {
 // act decides an event and sees it through: it returns the outcome of the operation that the event
 // began, joined or found settled.
 func (s *session) act(ctx context.Context, ev core.Event, req proto.Message) (proto.Message, error) {
-	for {
+	for pause := actAgain; ; {
 		s.mu.Lock()
 		if s.gone {
 			s.mu.Unlock()
@@ -205,8 +205,20 @@ func (s *session) act(ctx context.Context, ev core.Event, req proto.Message) (pr
 		if !again {
 			return wait.reply, wait.err
 		}
+		if starts(cmds) == "" || wait.err == nil {
+			continue
+		}
+		select { // what this call started itself failed: without a pause it would fail again and again
+		case <-time.After(pause):
+			pause = min(2*pause, time.Second)
+		case <-ctx.Done():
+			return nil, errs.E("wait for "+string(wait.op), errs.Kind(ctx.Err()), s.key.String(), wait.err)
+		}
 	}
 }
+
+// actAgain is the first pause before an operation that failed on the way to another one is started again.
+const actAgain = 20 * time.Millisecond
 
 // decide moves the state by one event and stores what must be known after a crash. mu is held.
 func (s *session) decide(ev core.Event, req proto.Message) ([]core.Command, error) {

@@ -150,7 +150,7 @@ func (a *agent) report(inv inventory, key ids.SessionKey, why string) {
 
 // act decides an event and sees it through.
 func (a *agent) act(t *task, c *ctx, key ids.SessionKey, ev host.Event, req any) (any, error) {
-	for {
+	for pause := 20 * time.Millisecond; ; {
 		s := a.session(key)
 		cmds, err := a.decide(s, ev, req)
 		if err != nil {
@@ -169,6 +169,14 @@ func (a *agent) act(t *task, c *ctx, key ids.SessionKey, ev host.Event, req any)
 		}
 		if !again {
 			return wait.reply, wait.err
+		}
+		if starts(cmds) == "" || wait.err == nil {
+			continue
+		}
+		t.wait(c, t.p.real(pause)) // what this call started itself failed: without a pause it would fail again and again
+		pause = min(2*pause, time.Second)
+		if c.over() {
+			return nil, wait.err
 		}
 	}
 }

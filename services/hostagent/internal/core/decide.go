@@ -246,7 +246,7 @@ func remove(s State, ev Delete) (State, []Command, error) {
 		return s, []Command{Join{}}, nil
 	}
 	if s.Running {
-		return s, []Command{Cancel{}, Retry{}}, nil
+		return s, giveWay(s), nil
 	}
 	var cmds []Command
 	if s.Phase == Awake {
@@ -256,10 +256,23 @@ func remove(s State, ev Delete) (State, []Command, error) {
 	return s, append(cmds, Start{OpDelete}), nil
 }
 
-// supersede clears an older generation's compute away for a command of a newer one.
+// giveWay ends the operation that is running for a delete. It cancels a wake or a sleep, and waits for a
+// drop or a delete: if two callers cancelled each other's drop, no drop would ever end.
+func giveWay(s State) []Command {
+	if s.Phase == Waking || s.Phase == Sleeping {
+		return []Command{Cancel{}, Retry{}}
+	}
+	return []Command{Retry{}}
+}
+
+// supersede removes an older generation's compute for a command of a newer generation.
 func supersede(s State) (State, []Command, error) {
 	if s.Running {
-		return s, []Command{Cancel{}, Retry{}}, nil
+		return s, giveWay(s), nil
+	}
+	if s.Phase == Deleting { // the removal failed half-way: finish it before another generation begins
+		s.Running = true
+		return s, []Command{Start{OpDelete}, Retry{}}, nil
 	}
 	return drop(s, "a newer generation exists", Retry{})
 }
