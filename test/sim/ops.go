@@ -380,7 +380,7 @@ func (a *agent) settleProposal(t *task, c *ctx, img *image, ref sched.Ref, head 
 	switch {
 	case p.ID == "" || p.Sealed && p.Epoch == ref.Epoch:
 		return nil
-	case p.Sealed && p.ID == head:
+	case p.ID == head: // committed; the answer was lost
 		img.rec = img.rec.Committed(t.p.wall())
 		return nil
 	case p.Epoch != ref.Epoch:

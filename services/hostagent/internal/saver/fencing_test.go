@@ -109,6 +109,31 @@ func TestAProposalOfAnEarlierEpochIsSettledByTheHead(t *testing.T) {
 	}
 }
 
+// TestACommittedSnapshotOfAnEarlierEpochBecomesTheBase: the answer to a commit of an awake session was
+// lost, and the session is saved at rest in a later epoch. The snapshot is the head, so the next manifest
+// has it as its parent; if it were withdrawn, every commit would be refused as a conflict.
+func TestACommittedSnapshotOfAnEarlierEpochBecomesTheBase(t *testing.T) {
+	w := newWorld(t)
+	w.mustWake(1)
+	w.write(1)
+	passed := w.killAt("committed")
+	if _, err := w.saver.Save(t.Context(), session(1)); err == nil || !*passed {
+		t.Fatalf("%v %v", err, *passed)
+	}
+	w.at = nil
+	w.write(2)
+	w.end()
+	w.begin()
+	w.sched.epoch = session(3).Epoch
+	on := session(3)
+	on.Head = w.sched.head
+	r, err := w.saver.Seal(t.Context(), on)
+	if err != nil || r.ID != w.sched.head || r.Parent != on.Head {
+		t.Fatalf("%+v %v, head %q after %q", r.Info, err, w.sched.head, on.Head)
+	}
+	w.elsewhere(4, 2)
+}
+
 // placesIn lists the places that this package's code asks its lease for.
 func placesIn(t *testing.T, dir string) (out []string) {
 	t.Helper()

@@ -200,7 +200,7 @@ func (s *Saver) settle(ctx context.Context, on Session) error {
 	switch {
 	case p.ID == "" || p.Sealed && p.Epoch == on.Epoch: // a sealed one is what SealShot answers with
 		return nil
-	case p.Sealed && p.ID == on.Head:
+	case p.ID == on.Head: // committed; the answer was lost
 		return s.disks.CommitHead(on.Key, p.ID)
 	case p.Epoch != on.Epoch:
 		return s.disks.Withdraw(on.Key, p.ID) // nobody can commit it any more
