@@ -247,8 +247,7 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 		return err
 	}
 	a := core.Answer{Kind: core.HostDelete, Session: s}
-	mine := running(s)
-	at := mine
+	at := running(s)
 	if len(at) == 0 && len(s.Holders) == 0 && !s.Epoch.IsZero() {
 		at = l.anyHost() // no host has its disk, but the store may have something of it
 	}
@@ -259,9 +258,7 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 		if err := l.hostDelete(dctx, h, s.Tenant, ref); err != nil {
 			return err
 		}
-		if slices.Contains(mine, h) {
-			a.Hosts = append(a.Hosts, h)
-		}
+		a.Hosts = append(a.Hosts, h)
 	}
 	_, out, err := l.settle(ctx, a)
 	l.tidy.now() // on the hosts that had it before

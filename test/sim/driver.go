@@ -285,16 +285,15 @@ func (l *leader) stepDelete(t *task, c *ctx, s *sched.Session) error {
 	if _, err := ask[struct{}](t, dc, "credentials", "revoke", revokeReq{tenant: s.Tenant, ref: refOf(s)}); err != nil {
 		return err
 	}
-	var mine []ids.Host // that may run it
+	var at []ids.Host // that may run it
 	if s.Host != "" {
-		mine = append(mine, s.Host)
+		at = append(at, s.Host)
 	}
 	for _, left := range s.Left {
-		if !slices.Contains(mine, left.Host) {
-			mine = append(mine, left.Host)
+		if !slices.Contains(at, left.Host) {
+			at = append(at, left.Host)
 		}
 	}
-	at := mine
 	if len(at) == 0 && len(s.Holders) == 0 && !s.Epoch.IsZero() {
 		at = l.anyHost() // no host has its disk, but the store may have something of it
 		l.w.cov.hit("delete of a session without a host")
@@ -306,9 +305,7 @@ func (l *leader) stepDelete(t *task, c *ctx, s *sched.Session) error {
 		if err := l.hostDelete(t, dc, h, s.Tenant, refOf(s)); err != nil {
 			return err
 		}
-		if slices.Contains(mine, h) {
-			a.Hosts = append(a.Hosts, h)
-		}
+		a.Hosts = append(a.Hosts, h)
 	}
 	out, _, err := l.follow(t, c, a, nil)
 	l.erase.fire(l.w)

@@ -17,8 +17,11 @@ func TestLogOfFormat2(t *testing.T) { replayFormat(t, 2) }
 // TestLogOfFormat3 does so with those of the version after it.
 func TestLogOfFormat3(t *testing.T) { replayFormat(t, 3) }
 
-// TestLogOfFormat4 does so with those of the version before this one.
+// TestLogOfFormat4 does so with those of the version after that one.
 func TestLogOfFormat4(t *testing.T) { replayFormat(t, 4) }
+
+// TestLogOfFormat5 does so with those of the version before this one.
+func TestLogOfFormat5(t *testing.T) { replayFormat(t, 5) }
 
 func replayFormat(t *testing.T, version int) {
 	logs, err := filepath.Glob(fmt.Sprintf("testdata/v%d/*.log", version))

@@ -14,7 +14,7 @@ import (
 // EntryVersion is the newest format of entries that this code reads. An entry
 // is applied by the rules of its own format, so that a log that an older
 // version wrote comes to the state that it had then.
-const EntryVersion = 5
+const EntryVersion = 6
 
 // movesSince is the format since which a saved session may wake on another
 // host, and erased is told once all of them confirmed.
@@ -31,6 +31,10 @@ const vmSince = 4
 // poolSince is the format since which a placement carries what the pool said
 // of it: a reservation, or that the session is to start cold.
 const poolSince = 5
+
+// eraserSince is the format since which a deleted session that no host has is
+// erased from the store by any host.
+const eraserSince = 6
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.

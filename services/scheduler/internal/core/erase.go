@@ -20,6 +20,10 @@ func (x *tx) owe(t *Tombstone, s *Session, c *Removed) {
 		t.Erase = append(t.Erase, Erasure{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key,
 			Revision: t.Revision, Done: c.confirms(h, s.Host)})
 	}
+	if h := x.eraser(""); len(t.Erase) == 0 && x.v >= eraserSince && !c.Erased && !s.Epoch.IsZero() && h != "" {
+		// No host has its disk, and none was asked to clean the store of it.
+		t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key, Revision: t.Revision}}
+	}
 	if len(t.Erase) == 0 {
 		x.tellErased(t, []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Session: s.Key, Revision: t.Revision}})
 		return
@@ -52,24 +56,37 @@ func (x *tx) erased(t *Tombstone, c *Removed) bool {
 }
 
 // passErasure adds another host to those that erase a generation, unless there
-// is one beside e's already, or none that holds a lease.
+// is one beside e's already, or no other host.
 func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 	t := x.s.tombs[key]
 	if slices.ContainsFunc(t.Erase, func(v Erasure) bool { return v.Generation == e.Generation && v.Host != e.Host }) {
 		return
 	}
-	for _, r := range x.s.order {
-		if r.id == e.Host || r.h.Lost {
-			continue
-		}
-		n := *t
-		e.Host = r.id
-		n.Erase = append(slices.Clone(t.Erase), e)
-		for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
-			x.s.tombs[k] = &n
-		}
+	h := x.eraser(e.Host)
+	if h == "" {
 		return
 	}
+	n := *t
+	e.Host = h
+	n.Erase = append(slices.Clone(t.Erase), e)
+	for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
+		x.s.tombs[k] = &n
+	}
+}
+
+// eraser is the host that cleans the store of a generation that no host has: the
+// first that holds a lease, else the first that may come back; not the host not.
+func (x *tx) eraser(not ids.Host) (h ids.Host) {
+	for _, r := range x.s.order {
+		switch {
+		case r.id == not:
+		case !r.h.Lost:
+			return r.id
+		case h == "" && x.v >= eraserSince:
+			h = r.id
+		}
+	}
+	return h
 }
 
 // settleErase forgets a generation once all its hosts have confirmed.
