@@ -40,6 +40,7 @@ type leader struct {
 	ended    signal
 	waiting  []*proposal // that nobody commits for it any more
 	leases   map[ids.Host]*lease
+	turns    map[ids.Host]*turn
 	loops    map[ids.SessionKey]*loop
 	changed  signalMap
 	more     signal // events to publish
@@ -70,7 +71,7 @@ func (m signalMap) of(k ids.SessionKey) *signal {
 
 func newLeader(r *replica, term int) *leader {
 	w := r.g.w
-	l := &leader{w: w, r: r, term: term, c: w.background(), leases: map[ids.Host]*lease{}, loops: map[ids.SessionKey]*loop{},
+	l := &leader{w: w, r: r, term: term, c: w.background(), leases: map[ids.Host]*lease{}, turns: map[ids.Host]*turn{}, loops: map[ids.SessionKey]*loop{},
 		changed: signalMap{}, drains: map[ids.Host]*signal{}}
 	l.queue = newQueue(l)
 	w.spawn(r.p, "lead", l.run)
@@ -210,20 +211,62 @@ func (l *leader) watchLeases(t *task) {
 		}
 		last = now
 		for _, h := range sortedKeys(l.leases) {
-			cur := l.leases[h]
-			if cur == nil || l.r.p.mono() <= cur.until {
-				continue
-			}
-			_, err := l.apply(t, l.c, sched.Entry{HostLost: &sched.HostLost{Host: h, Boot: cur.boot, Reason: "its lease ran out",
-				Until: sched.At(l.r.p.wall().Add(handoffWait))}})
-			if err != nil {
-				continue
-			}
-			if now := l.leases[h]; now == cur && l.r.p.mono() > cur.until {
-				cur.ended.fire(l.w)
-				delete(l.leases, h)
-			}
+			l.lose(t, h)
 		}
+	}
+}
+
+// lose gives away what is on a host whose lease ran out, unless it has had another one meanwhile.
+func (l *leader) lose(t *task, h ids.Host) {
+	if l.leases[h] == nil || l.r.p.mono() <= l.leases[h].until {
+		return
+	}
+	defer l.turn(t, h)()
+	if l.over || l.alive(h) {
+		return
+	}
+	boot := ""
+	if rec := l.st().Host(h); rec != nil {
+		boot = rec.Boot
+	}
+	_, err := l.apply(t, l.c, sched.Entry{HostLost: &sched.HostLost{Host: h, Boot: boot, Reason: "its lease ran out",
+		Until: sched.At(l.r.p.wall().Add(handoffWait))}})
+	if cur := l.leases[h]; err == nil && cur != nil && l.r.p.mono() > cur.until {
+		l.forget(h)
+		l.queue.room()
+	}
+}
+
+// forget ends the lease of a host.
+func (l *leader) forget(h ids.Host) {
+	if cur := l.leases[h]; cur != nil {
+		cur.ended.fire(l.w)
+		delete(l.leases, h)
+	}
+}
+
+// turn is a lock of one host; see services/scheduler/leases.go.
+type turn struct {
+	held bool
+	free signal
+}
+
+// turn is held while a lease is given together with the entry that says so, and while a host is found to
+// hold none together with the entry that says that.
+func (l *leader) turn(t *task, h ids.Host) (leave func()) {
+	x := l.turns[h]
+	if x == nil {
+		x = &turn{}
+		l.turns[h] = x
+	}
+	for x.held {
+		x.free.take()
+		t.wait(nil, -1, &x.free)
+	}
+	x.held = true
+	return func() {
+		x.held = false
+		x.free.fire(l.w)
 	}
 }
 

@@ -228,17 +228,8 @@ func (l *leader) rpcJoin(t *task, c *ctx, from ids.Host, req any) (any, error) {
 	if r.host != from {
 		return nil, fail(errkind.Denied, "a host may not speak for another")
 	}
-	out, err := l.apply(t, c, sched.Entry{Join: &sched.Host{ID: r.host, Boot: r.boot, Key: "k" + r.boot,
-		Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_MICROVM}, Capacity: r.cap, CPUPercent: 400}})
-	if err != nil {
+	if err := l.joins(t, c, r); err != nil {
 		return nil, err
-	}
-	if out.Refused != nil {
-		return nil, refused(out.Refused)
-	}
-	if l.grant(r.host, r.boot) {
-		l.joined(r.host)
-		l.queue.room()
 	}
 	l.erase.fire(l.w)
 	reply := joinReply{}
@@ -261,6 +252,26 @@ func (l *leader) rpcJoin(t *task, c *ctx, from ids.Host, req any) (any, error) {
 		}
 	}
 	return reply, nil
+}
+
+// joins grants a lease and records the join.
+func (l *leader) joins(t *task, c *ctx, r joinReq) error {
+	defer l.turn(t, r.host)()
+	fresh := l.grant(r.host, r.boot)
+	out, err := l.apply(t, c, sched.Entry{Join: &sched.Host{ID: r.host, Boot: r.boot, Key: "k" + r.boot,
+		Tiers: []corev1.Tier{corev1.Tier_TIER_GVISOR, corev1.Tier_TIER_MICROVM}, Capacity: r.cap, CPUPercent: 400}})
+	switch {
+	case err != nil:
+		return err
+	case out.Refused != nil:
+		l.forget(r.host)
+		return refused(out.Refused)
+	}
+	if fresh {
+		l.joined(r.host)
+	}
+	l.queue.room()
+	return nil
 }
 
 // isStale reports whether a disk of s on h is older than what is saved: s was active elsewhere since,
@@ -380,9 +391,6 @@ func (l *leader) rpcRemove(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	if out.Refused != nil {
 		return nil, refused(out.Refused)
 	}
-	if cur := l.leases[r.host]; cur != nil {
-		cur.ended.fire(l.w)
-		delete(l.leases, r.host)
-	}
+	l.forget(r.host)
 	return struct{}{}, nil
 }
