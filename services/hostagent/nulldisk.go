@@ -106,7 +106,7 @@ func (n *nullDisks) Seal(_ context.Context, k disk.Key, epoch ids.Epoch) (disk.M
 	if err != nil {
 		return disk.Manifest{}, err
 	}
-	atRest := !d.attached && d.rec.State != disk.Blank && d.rec.Attached.Compare(epoch) < 0
+	atRest := !d.attached && d.rec.Attached.Compare(epoch) < 0
 	if d.rec.Attached != epoch && !atRest {
 		return disk.Manifest{}, errs.E("seal disk", errkind.StaleEpoch, k.String(), "the disk belongs to another epoch")
 	}

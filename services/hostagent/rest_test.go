@@ -49,6 +49,29 @@ func TestADiskThatWasNotWrittenToIsSavedAtRest(t *testing.T) {
 	}
 }
 
+// TestABlankDiskIsSavedAtRest: the session was awake, never had a stream and was never saved, and lost its
+// compute. A drain saves it, also in an epoch that was placed in vain; before, each save answered that there
+// was nothing to do and the drain never ended.
+func TestABlankDiskIsSavedAtRest(t *testing.T) {
+	drv := newProcs(t)
+	r := newRig(t, drv)
+	r.start()
+	one, now := ref("ann", 5, 6), ref("ann", 5, 9)
+	r.mustWake(one, nil)
+	drv.murder(driverID(one))
+	eventually(t, 5*time.Second, "the rest is removed", func() bool { return r.sched.reported() == 1 && drv.count() == 0 })
+	k := disk.Key{Session: key("ann"), Generation: grant.GenerationOf(one.GetGeneration())}
+	if rec, err := r.disks.Get(k); err != nil || rec.State != disk.Blank {
+		t.Fatalf("%+v %v", rec, err)
+	}
+	r.sched.set(now, corev1.State_STATE_SLEEPING)
+	req := &hostv1.SleepRequest{Session: now, Reason: drainReason, Force: true, LastActiveEpoch: one.GetEpoch()}
+	got, err := bus.InvokeHost[*hostv1.SleepReply](r.context(), r.ask, testHost, "sleep", req)
+	if err != nil || got.GetMissing() || got.GetManifest().GetId() == "" {
+		t.Errorf("%v %v", got, err)
+	}
+}
+
 // TestASaveOfADiskThatIsNotHereIsToldSo: the pool needed its room. Else a drain would ask for ever. What
 // only stops an epoch is not told that.
 func TestASaveOfADiskThatIsNotHereIsToldSo(t *testing.T) {

@@ -95,7 +95,7 @@ func (h *host) rpcSleep(ctx context.Context, _ bus.Request, req *hostv1.SleepReq
 	// epoch that was given up.
 	if !req.GetForce() || req.GetReason() == drainReason {
 		k := disk.Key{Session: s.key, Generation: ev.Generation}
-		ev.AtRest = h.atRest(k, ev.Epoch, req.GetParent())
+		ev.AtRest = h.atRest(k, ev.Epoch, req)
 		ev.Missing = req.GetForce() && h.lacks(k)
 	}
 	if err := h.may("sleep"); err != nil && !s.slept(ev) {

@@ -9,6 +9,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
+	hostv1 "github.com/berth-dev/berth/schemas/gen/berth/host/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
@@ -81,13 +82,7 @@ func (h *host) lacks(k disk.Key) bool {
 
 // atRest reports whether a disk of the session's generation is here, in nobody's use, that is the head or
 // can follow it.
-func (h *host) atRest(k disk.Key, epoch ids.Epoch, head string) bool {
+func (h *host) atRest(k disk.Key, epoch ids.Epoch, req *hostv1.SleepRequest) bool {
 	inv, err := h.disks.Get(k)
-	if err != nil || inv.Ephemeral || inv.Attached.Compare(epoch) > 0 {
-		return false
-	}
-	if inv.State == disk.Clean { // it was awake and wrote nothing, which is to be said
-		return head != "" && inv.Base == head
-	}
-	return inv.State == disk.Dirty && (inv.Base == head || inv.Pending.ID != "" && inv.Pending.ID == head)
+	return err == nil && inv.Savable(epoch, req.GetParent(), grant.EpochOf(req.GetLastActiveEpoch()))
 }

@@ -272,7 +272,7 @@ func sleepRequest(s *core.Session) *hostv1.SleepRequest {
 		sl = *s.Sleep
 	}
 	return &hostv1.SleepRequest{Session: sessionRef(s), IdleSince: protoTime(sl.IdleSince), Parent: s.Manifest,
-		Reason: sl.Reason, Force: sl.Force || sl.IdleSince == 0}
+		Reason: sl.Reason, Force: sl.Force || sl.IdleSince == 0, LastActiveEpoch: stamp(s.LastActive.Incarnation, s.LastActive.Index)}
 }
 
 func ownedSession(s *core.Session) *schedulerv1.OwnedSession {

@@ -334,7 +334,7 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	ev := host.Sleep{Generation: r.ref.Generation, Epoch: r.ref.Epoch, Force: r.force, IdleSince: r.idleSince}
 	if !r.force || r.reason == sched.ReasonDrain { // else nothing is to be saved
 		k := host.Key{Session: r.ref.Session, Generation: r.ref.Generation}
-		ev.AtRest = a.atRest(k, r.ref.Epoch, r.parent)
+		ev.AtRest = a.atRest(k, r)
 		ev.Missing = r.force && a.m.disks[k] == nil
 	}
 	if st := a.session(r.ref.Session).st; !(st.Slept && st.Generation == ev.Generation && st.Epoch == ev.Epoch) {
@@ -358,17 +358,10 @@ func (a *agent) rpcSleep(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 	return out, err
 }
 
-// atRest reports whether a disk is here, in nobody's use, with something that is not saved and that can
-// follow the head.
-func (a *agent) atRest(k host.Key, epoch ids.Epoch, head string) bool {
+// atRest reports whether a disk is here, in nobody's use, that is the head or can follow it.
+func (a *agent) atRest(k host.Key, r sleepReq) bool {
 	img := a.m.disks[k]
-	if img == nil || img.rec.Ephemeral || img.rec.Attached.Compare(epoch) > 0 {
-		return false
-	}
-	if img.rec.State == host.Clean {
-		return head != "" && img.rec.Base == head
-	}
-	return img.rec.State == host.Dirty && (img.rec.Base == head || img.rec.Pending.ID != "" && img.rec.Pending.ID == head)
+	return img != nil && img.rec.Savable(r.ref.Epoch, r.parent, r.lastActive)
 }
 
 func (a *agent) rpcDelete(t *task, c *ctx, _ ids.Host, req any) (any, error) {

@@ -237,7 +237,7 @@ func (l *leader) stepSleep(t *task, c *ctx, lp *loop, s *sched.Session) error {
 	if s.Sleep != nil {
 		sl = *s.Sleep
 	}
-	req := sleepReq{tenant: s.Tenant, ref: refOf(s), parent: s.Manifest, reason: sl.Reason, force: sl.IdleSince == 0 || sl.Force}
+	req := sleepReq{tenant: s.Tenant, ref: refOf(s), parent: s.Manifest, lastActive: s.LastActive, reason: sl.Reason, force: sl.IdleSince == 0 || sl.Force}
 	if sl.IdleSince != 0 && !req.force {
 		req.idleSince = sl.IdleSince.Std()
 	}

@@ -26,12 +26,13 @@ type (
 		asOf   time.Time
 	}
 	sleepReq struct {
-		tenant    ids.Tenant
-		ref       sched.Ref
-		parent    string
-		reason    string
-		idleSince time.Time
-		force     bool
+		lastActive ids.Epoch
+		tenant     ids.Tenant
+		ref        sched.Ref
+		parent     string
+		reason     string
+		idleSince  time.Time
+		force      bool
 	}
 	sleepReply struct {
 		missing  bool

@@ -275,8 +275,11 @@ func (a *agent) seal(t *task, c *ctx, key host.Key, o *operation, head string) (
 			return err
 		}
 		switch {
-		case img.rec.State != host.Blank && img.rec.Attached.Compare(ref.Epoch) < 0 && !img.attached:
+		case img.rec.Attached.Compare(ref.Epoch) < 0 && !img.attached:
 			a.w.cov.hit("disk at rest saved in a later epoch")
+			if img.rec.State == host.Blank {
+				img.rec.State, img.rec.Epoch = host.Dirty, img.rec.Attached
+			}
 		case img.rec.Attached != ref.Epoch:
 			return fail(errkind.StaleEpoch, "the disk belongs to another epoch")
 		case img.rec.State == host.Blank:

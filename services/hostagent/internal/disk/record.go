@@ -119,6 +119,22 @@ func (r Record) Usable(head string, lastActive ids.Epoch) bool {
 	return false
 }
 
+// Savable reports whether an image that is at rest is the head, or may become the head in epoch. A dirty
+// image has to be of the epoch that was last active, unless the scheduler is of a version that does not
+// say which epoch that is. A blank image is saved too: a session that was active and wrote nothing has no
+// other disk.
+func (r Record) Savable(epoch ids.Epoch, head string, lastActive ids.Epoch) bool {
+	switch {
+	case r.Ephemeral || r.Attached.Compare(epoch) > 0:
+		return false
+	case r.State == Clean: // the session was awake and wrote nothing, which is the answer
+		return r.Base != "" && r.Base == head
+	case r.State == Dirty && lastActive.IsZero():
+		return r.Base == head || r.Pending.ID != "" && r.Pending.ID == head
+	}
+	return r.Usable(head, lastActive)
+}
+
 // committed returns the record once the pending manifest is the head.
 func (r Record) committed(now time.Time) Record {
 	r.Base = r.Pending.ID

@@ -59,8 +59,12 @@ func (s *Store) SealShot(ctx context.Context, k Key, epoch ids.Epoch) (*Shot, *M
 // sealable refuses every epoch but the one that the disk was attached for. A session that was
 // active but wrote nothing has not been activated here: the disk is its epoch's all the same.
 func (s *Store) sealable(op string, rec Record, epoch ids.Epoch) (Record, error) {
-	if rec.State != Blank && rec.Attached.Compare(epoch) < 0 && !s.isActive(rec.Key()) {
-		return rec, nil // the record goes on to say which epochs it stands for, in case this is not committed
+	if rec.Attached.Compare(epoch) < 0 && !s.isActive(rec.Key()) { // at rest
+		if rec.State != Blank {
+			return rec, nil // the record goes on to say which epochs it stands for, in case this is not committed
+		}
+		rec.State, rec.Epoch = Dirty, rec.Attached
+		return rec, errs.Wrap(op, rec.Key().String(), s.save(rec))
 	}
 	if rec.Attached != epoch {
 		return rec, errs.E(op, errkind.StaleEpoch, rec.Key().String(),

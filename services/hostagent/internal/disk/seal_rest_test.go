@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/schemas/errkind"
+	"github.com/berth-dev/berth/schemas/ids"
 )
 
 // TestADiskAtRestIsSealedInALaterEpoch: its session was placed elsewhere in vain since it was last
@@ -52,6 +53,65 @@ func TestADiskAtRestIsSealedInALaterEpoch(t *testing.T) {
 	if get(t, b, "f") != "mine" {
 		t.Error("the file is gone")
 	}
+}
+
+// TestSavable: at rest an image is saved if it is the session's newest, also one that was never written.
+func TestSavable(t *testing.T) {
+	none := ids.Epoch{}
+	for _, c := range []struct {
+		name       string
+		rec        Record
+		head       string
+		lastActive ids.Epoch
+		want       bool
+	}{
+		{"blank, of the epoch that was last active", Record{State: Blank, Attached: ep(2)}, "", ep(2), true},
+		{"blank, of an epoch before the last active one", Record{State: Blank, Attached: ep(2)}, "", ep(3), false},
+		{"blank, of a session that has a head", Record{State: Blank, Attached: ep(2)}, "m1", ep(2), false},
+		{"blank, and the scheduler does not say which epoch was last active", Record{State: Blank, Attached: ep(2)}, "", none, false},
+		{"blank and ephemeral", Record{State: Blank, Attached: ep(2), Ephemeral: true}, "", ep(2), false},
+		{"dirty by the last active epoch", Record{State: Dirty, Base: "m1", Epoch: ep(2), Attached: ep(2)}, "m1", ep(2), true},
+		{"dirty, and another epoch was active since", Record{State: Dirty, Base: "m1", Epoch: ep(2), Attached: ep(2)}, "m1", ep(3), false},
+		{"dirty, and the scheduler does not say which epoch was last active", Record{State: Dirty, Base: "m1", Epoch: ep(2), Attached: ep(2)}, "m1", none, true},
+		{"dirty, and the pending manifest became the head", Record{State: Dirty, Epoch: ep(2), Attached: ep(2), Pending: Pending{ID: "m1", Epoch: ep(2)}}, "m1", ep(2), true},
+		{"dirty, and the head is another", Record{State: Dirty, Base: "m1", Epoch: ep(2), Attached: ep(2)}, "m2", ep(2), false},
+		{"clean and the head", Record{State: Clean, Base: "m1", Epoch: ep(2)}, "m1", ep(3), true},
+		{"clean without a head", Record{State: Clean}, "", ep(3), false},
+		{"attached in a later epoch", Record{State: Dirty, Base: "m1", Epoch: ep(9), Attached: ep(10)}, "m1", ep(9), false},
+	} {
+		if got := c.rec.Savable(ep(9), c.head, c.lastActive); got != c.want {
+			t.Errorf("%s: got %v", c.name, got)
+		}
+	}
+}
+
+// TestABlankDiskAtRestIsSealedInALaterEpoch: the session was active and wrote nothing, and a later wake
+// of it failed. The blank image is the session's all the same, until it is saved and after.
+func TestABlankDiskAtRestIsSealedInALaterEpoch(t *testing.T) {
+	needRoot(t)
+	s := openTest(t, t.TempDir(), nil)
+	attach(t, s, fresh(1, 1))
+	if err := s.Detach(context.Background(), key(1)); err != nil {
+		t.Fatal(err)
+	}
+	sh, m, err := s.SealShot(context.Background(), key(1), ep(3))
+	if err != nil || sh == nil || m != nil {
+		t.Fatalf("%v %v %v", sh, m, err)
+	}
+	if rec, err := s.Get(key(1)); err != nil || !rec.Usable("", ep(1)) || rec.Usable("", ep(3)) {
+		t.Errorf("%+v %v", rec, err)
+	}
+	man := Manifest{ID: "m3", Session: key(1).Session, Generation: key(1).Generation, Epoch: ep(3), TakenAt: time.Now()}
+	if err := s.Propose(sh, man, []byte("index")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(sh); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CommitHead(key(1), "m3"); err != nil {
+		t.Fatal(err)
+	}
+	attach(t, s, Want{Key: key(1), Epoch: ep(4), Head: "m3", LastActive: ep(1)})
 }
 
 // TestOnlyASupersededImageIsDropped: never one in use, never one with what was written in the epoch that

@@ -872,9 +872,11 @@ type SleepRequest struct {
 	Parent string `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Do not ask whether it is busy (close by the user, drain deadline).
-	Force         bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Force bool `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`
+	// Epoch that was last active. A blank disk at rest is the session's only if it was attached for that epoch.
+	LastActiveEpoch *v1.Stamp `protobuf:"bytes,6,opt,name=last_active_epoch,json=lastActiveEpoch,proto3" json:"last_active_epoch,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SleepRequest) Reset() {
@@ -940,6 +942,13 @@ func (x *SleepRequest) GetForce() bool {
 		return x.Force
 	}
 	return false
+}
+
+func (x *SleepRequest) GetLastActiveEpoch() *v1.Stamp {
+	if x != nil {
+		return x.LastActiveEpoch
+	}
+	return nil
 }
 
 // SleepReply: no compute is left and this manifest is committed; or busy.
@@ -2409,14 +2418,15 @@ const file_berth_host_v1_host_proto_rawDesc = "" +
 	"\x04tier\x18\x02 \x01(\x0e2\x13.berth.core.v1.TierR\x04tier\x12\x16\n" +
 	"\x06active\x18\x03 \x01(\rR\x06active\x12\x18\n" +
 	"\aclaimed\x18\x04 \x01(\x04R\aclaimed\x12\x16\n" +
-	"\x06missed\x18\x05 \x01(\x04R\x06missed\"\xc4\x01\n" +
+	"\x06missed\x18\x05 \x01(\x04R\x06missed\"\x86\x02\n" +
 	"\fSleepRequest\x123\n" +
 	"\asession\x18\x01 \x01(\v2\x19.berth.core.v1.SessionRefR\asession\x129\n" +
 	"\n" +
 	"idle_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tidleSince\x12\x16\n" +
 	"\x06parent\x18\x03 \x01(\tR\x06parent\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05force\x18\x05 \x01(\bR\x05force\"\xdf\x01\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\x12@\n" +
+	"\x11last_active_epoch\x18\x06 \x01(\v2\x14.berth.core.v1.StampR\x0flastActiveEpoch\"\xdf\x01\n" +
 	"\n" +
 	"SleepReply\x12\x12\n" +
 	"\x04busy\x18\x01 \x01(\bR\x04busy\x12?\n" +
@@ -2617,41 +2627,42 @@ var file_berth_host_v1_host_proto_depIdxs = []int32{
 	39, // 16: berth.host.v1.PoolUse.tier:type_name -> berth.core.v1.Tier
 	32, // 17: berth.host.v1.SleepRequest.session:type_name -> berth.core.v1.SessionRef
 	35, // 18: berth.host.v1.SleepRequest.idle_since:type_name -> google.protobuf.Timestamp
-	35, // 19: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
-	40, // 20: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
-	38, // 21: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
-	32, // 22: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
-	32, // 23: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
-	35, // 24: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
-	19, // 25: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
-	20, // 26: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
-	9,  // 27: berth.host.v1.InventoryReply.warm:type_name -> berth.host.v1.WarmSandbox
-	32, // 28: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
-	39, // 29: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
-	35, // 30: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
-	32, // 31: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
-	32, // 32: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
-	23, // 33: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
-	35, // 34: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
-	34, // 35: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
-	32, // 36: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
-	26, // 37: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
-	32, // 38: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
-	32, // 39: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
-	35, // 40: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
-	39, // 41: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
-	41, // 42: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
-	35, // 43: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
-	42, // 44: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
-	32, // 45: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
-	35, // 46: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
-	43, // 47: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
-	43, // 48: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	34, // 19: berth.host.v1.SleepRequest.last_active_epoch:type_name -> berth.core.v1.Stamp
+	35, // 20: berth.host.v1.SleepReply.last_activity:type_name -> google.protobuf.Timestamp
+	40, // 21: berth.host.v1.SleepReply.manifest:type_name -> berth.core.v1.Manifest
+	38, // 22: berth.host.v1.SleepReply.timing:type_name -> berth.core.v1.Timing
+	32, // 23: berth.host.v1.DeleteRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 24: berth.host.v1.ActivityRequest.session:type_name -> berth.core.v1.SessionRef
+	35, // 25: berth.host.v1.ActivityReply.idle_since:type_name -> google.protobuf.Timestamp
+	19, // 26: berth.host.v1.InventoryReply.sandboxes:type_name -> berth.host.v1.SandboxRecord
+	20, // 27: berth.host.v1.InventoryReply.disks:type_name -> berth.host.v1.DiskRecord
+	9,  // 28: berth.host.v1.InventoryReply.warm:type_name -> berth.host.v1.WarmSandbox
+	32, // 29: berth.host.v1.SandboxRecord.session:type_name -> berth.core.v1.SessionRef
+	39, // 30: berth.host.v1.SandboxRecord.tier:type_name -> berth.core.v1.Tier
+	35, // 31: berth.host.v1.SandboxRecord.last_activity:type_name -> google.protobuf.Timestamp
+	32, // 32: berth.host.v1.DiskRecord.session:type_name -> berth.core.v1.SessionRef
+	32, // 33: berth.host.v1.SnapshotsRequest.session:type_name -> berth.core.v1.SessionRef
+	23, // 34: berth.host.v1.SnapshotsReply.snapshots:type_name -> berth.host.v1.Snapshot
+	35, // 35: berth.host.v1.Snapshot.taken_at:type_name -> google.protobuf.Timestamp
+	34, // 36: berth.host.v1.Snapshot.epoch:type_name -> berth.core.v1.Stamp
+	32, // 37: berth.host.v1.VerifyRequest.session:type_name -> berth.core.v1.SessionRef
+	26, // 38: berth.host.v1.VerifyReply.damaged:type_name -> berth.host.v1.Damage
+	32, // 39: berth.host.v1.GrowRequest.session:type_name -> berth.core.v1.SessionRef
+	32, // 40: berth.host.v1.Event.session:type_name -> berth.core.v1.SessionRef
+	35, // 41: berth.host.v1.Event.at:type_name -> google.protobuf.Timestamp
+	39, // 42: berth.host.v1.Facts.tiers:type_name -> berth.core.v1.Tier
+	41, // 43: berth.host.v1.Facts.capacity:type_name -> berth.core.v1.Limits
+	35, // 44: berth.host.v1.Facts.at:type_name -> google.protobuf.Timestamp
+	42, // 45: berth.host.v1.Facts.tier_facts:type_name -> berth.core.v1.TierFact
+	32, // 46: berth.host.v1.UsageSample.session:type_name -> berth.core.v1.SessionRef
+	35, // 47: berth.host.v1.UsageSample.at:type_name -> google.protobuf.Timestamp
+	43, // 48: berth.host.v1.UsageSample.cpu:type_name -> google.protobuf.Duration
+	43, // 49: berth.host.v1.UsageSample.awake:type_name -> google.protobuf.Duration
+	50, // [50:50] is the sub-list for method output_type
+	50, // [50:50] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_berth_host_v1_host_proto_init() }
