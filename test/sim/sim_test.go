@@ -42,7 +42,7 @@ var known = []struct {
 	{9145, "the same"},
 	{803830, "the holder of a moved session was removed during the delete, and no other host cleaned the store"},
 	{1024358, "a moved session was deleted while no host held a lease, and no host cleaned the store later"},
-	{12975, "a disk of a deleted session stayed on a host"},
+	{12975, "a late wake of a deleted generation made a disk on a host that heard of the delete first"},
 	{15500, "the same"},
 	{802083, "deletes of two newer generations cancelled each other's drop of an older generation"},
 	{1020355, "the same"},
