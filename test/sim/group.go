@@ -12,8 +12,8 @@ import (
 // a majority has stay, those in flight at a change of leader may stay or be lost.
 type group struct {
 	w       *World
-	log     [][]byte    // committed; nil: the beginning of a term
-	newest  sched.Entry // the last of them, decoded
+	log     [][]byte      // committed; nil: the beginning of a term
+	entries []sched.Entry // the log, decoded
 	term    int
 	leader  int // replica that leads the newest term; -1: none
 	reps    []*replica
@@ -89,15 +89,7 @@ func (r *replica) catchUp(upto int, tell func(sched.Outcome)) {
 		if raw == nil {
 			continue
 		}
-		e, err := r.g.newest, error(nil)
-		if r.applied != len(r.g.log) {
-			e, err = sched.DecodeEntry(raw)
-		}
-		if err != nil {
-			r.g.w.breaks("entry-decodes", "%v", err)
-			return
-		}
-		out := r.st.Apply(uint64(r.applied), e)
+		out := r.st.Apply(uint64(r.applied), r.g.entries[r.applied-1])
 		if tell != nil {
 			tell(out)
 		}
@@ -208,7 +200,7 @@ func (g *group) elect(r *replica) {
 	}
 	g.term++
 	g.leader, g.idle = r.id, 0
-	g.log = append(g.log, nil)
+	g.log, g.entries = append(g.log, nil), append(g.entries, sched.Entry{})
 	r.term = g.term
 	w.say("elect %s term %d at %d", r.p.name, g.term, len(g.log))
 	r.catchUp(len(g.log), nil)
@@ -260,7 +252,7 @@ func (g *group) settle() {
 
 // commit adds an entry to the log and applies it where it is waited for.
 func (g *group) commit(p *proposal, answered bool) {
-	g.log = append(g.log, p.raw)
+	g.log, g.entries = append(g.log, p.raw), append(g.entries, sched.Entry{})
 	g.w.committed(len(g.log), p.raw)
 	if !answered {
 		return

@@ -56,6 +56,9 @@ type box struct {
 	img   *image
 	mem   uint64
 	wrote bool // user processes run in it
+
+	active bool   // scheduler committed its epoch as active
+	fine   uint64 // that it runs agreed with what was committed up to this entry; 0: never
 }
 
 // machine is one host: its clock, its disks, what runs on it, and its watchdog.
@@ -205,7 +208,7 @@ func (m *machine) mayAct(b *box) bool {
 }
 
 func (m *machine) runs(b *box) bool {
-	return m.up && !m.suspended && !m.frozen && m.w.activated[placed{b.key.Session, b.epoch}]
+	return m.up && !m.suspended && !m.frozen && b.active
 }
 
 // Disks: the shell of services/hostagent/internal/disk around its rules.

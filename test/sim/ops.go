@@ -102,7 +102,8 @@ func (a *agent) create(t *task, c *ctx, key host.Key, r wakeReq, img *image) (*b
 		a.w.cov.hit("wake takes long")
 		d = a.w.between(5*time.Second, 60*time.Second)
 	}
-	b := &box{id: boxID(key.Session, key.Generation, r.ref.Epoch), key: key, epoch: r.ref.Epoch, img: img, mem: r.terms.Limits.MemoryBytes}
+	b := &box{id: boxID(key.Session, key.Generation, r.ref.Epoch), key: key, epoch: r.ref.Epoch, img: img, mem: r.terms.Limits.MemoryBytes,
+		active: a.w.activated[placed{key.Session, r.ref.Epoch}]}
 	a.m.boxes[b.id] = b
 	if err := t.sleep(c, d); err != nil {
 		return b, err

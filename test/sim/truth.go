@@ -23,6 +23,8 @@ type truth struct {
 	drained   *machine                 // for good, at the end
 	orphans   map[host.Key]bool        // generations that a host had to erase which was taken out before
 	tidied    bool
+	applied   uint64 // entries that the oracle applied, and more than 0
+	acting    []acts // of check, which uses it again and again
 }
 
 // placed is one placement of one session; one entry may place several sessions.
@@ -109,7 +111,7 @@ func (w *World) committed(index int, raw []byte) {
 		return
 	}
 	st := w.group.oracle
-	w.group.newest = e
+	w.group.entries[index-1] = e
 	if e.RemoveHost != nil {
 		w.orphaned(e.RemoveHost.Host)
 	}
@@ -120,6 +122,7 @@ func (w *World) committed(index int, raw []byte) {
 		}
 	}
 	out := st.Apply(uint64(index), e)
+	w.applied++
 	w.say("%d %s%s", index, e.Name(), describe(out))
 	if v := st.Violations(); len(v) > 0 {
 		w.breaks("declared-transitions", "%v", v)
@@ -226,6 +229,11 @@ func (w *World) headMoved(e sched.Entry, old, now *sched.Session) {
 func (w *World) woke(s *sched.Session) {
 	f, c := w.of(s.Generation), w.handed[placed{s.Key, s.Epoch}]
 	w.activated[placed{s.Key, s.Epoch}] = true
+	for _, m := range w.machines {
+		for _, b := range m.boxes {
+			b.active = b.active || b.key.Session == s.Key && b.epoch == s.Epoch
+		}
+	}
 	f.awake++
 	name := short(s.Key)
 	if !c.holds(f.saved) {
@@ -296,25 +304,34 @@ func (w *World) check() {
 	if w.broken != nil {
 		return
 	}
-	var acts map[ids.SessionKey]*machine
+	w.acting = w.acting[:0]
 	for _, m := range w.machines {
+		if m.frozen || m.suspended || !m.up {
+			continue
+		}
 		for _, b := range m.boxes {
 			if !m.runs(b) {
 				continue
 			}
-			k := b.key.Session
 			if m.mayAct(b) {
-				if other := acts[k]; other != nil {
-					w.breaks("one-may-act", "session %s may act on %s and on %s", short(k), other.id, m.id)
+				for _, a := range w.acting {
+					if a.key == b.key.Session {
+						w.breaks("one-may-act", "session %s may act on %s and on %s", short(a.key), a.m.id, m.id)
+					}
 				}
-				if acts == nil {
-					acts = map[ids.SessionKey]*machine{}
-				}
-				acts[k] = m
+				w.acting = append(w.acting, acts{b.key.Session, m})
 			}
-			w.fenced(m, b)
+			if b.fine == 0 || b.fine != w.applied {
+				w.fenced(m, b)
+			}
 		}
 	}
+}
+
+// acts is a session whose processes may run on a machine now.
+type acts struct {
+	key ids.SessionKey
+	m   *machine
 }
 
 // fenced: what runs is the present epoch of its session, unless its machine has just come back.
@@ -322,6 +339,7 @@ func (w *World) fenced(m *machine, b *box) {
 	s := w.group.oracle.Session(b.key.Session)
 	if s == nil || s.Generation != b.key.Generation || s.Epoch == b.epoch && (s.State == sched.Active || s.State == sched.Sleeping) ||
 		s.State == sched.Deleting || s.State == sched.Failed {
+		b.fine = w.applied // until an entry changes the session
 		return
 	}
 	if m.mayAct(b) && b.epoch.Compare(s.Epoch) < 0 && s.State == sched.Active {
