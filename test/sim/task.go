@@ -13,39 +13,67 @@ import (
 // task is one thread of a process. Tasks hand control to each other at one place only, park, and only
 // the kernel's queue says whose turn it is.
 type task struct {
-	w     *World
-	p     *proc
-	name  string
-	next  func() (struct{}, bool)
-	stop  func()
-	yield func(struct{}) bool
-	park0 uint64 // which wait it is in
-	dead  bool
-	done  signal
+	w      *World
+	p      *proc
+	name   string
+	f      func(*task)
+	on     *thread // nil: it did not begin
+	park0  uint64  // which wait it is in
+	dead   bool
+	killed bool
+	done   signal
 }
 
 // killed unwinds a task whose process ended.
 type killed struct{}
 
-// spawn begins a task of a process. It runs when the present event is over.
-func (w *World) spawn(p *proc, name string, f func(*task)) *task {
-	t := &task{w: w, p: p, name: name}
-	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
-		defer func() {
-			if r := recover(); r != nil {
-				if _, ok := r.(killed); !ok {
-					panic(fmt.Sprintf("task %s of %s: %v\n%s", name, p.name, r, debug.Stack()))
-				}
+// thread is a coroutine on which one task after another runs, so that stacks grow once.
+type thread struct {
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	t     *task
+}
+
+// thread returns one that is free.
+func (w *World) thread() *thread {
+	if n := len(w.idle); n > 0 {
+		th := w.idle[n-1]
+		w.idle = w.idle[:n-1]
+		return th
+	}
+	th := &thread{}
+	th.next, th.stop = iter.Pull(func(yield func(struct{}) bool) {
+		th.yield = yield
+		for {
+			th.t.run()
+			if !yield(struct{}{}) {
+				return
 			}
-		}()
-		t.yield = yield
-		if !t.dead {
-			f(t)
 		}
 	})
+	return th
+}
+
+// spawn begins a task of a process. It runs when the present event is over.
+func (w *World) spawn(p *proc, name string, f func(*task)) *task {
+	t := &task{w: w, p: p, name: name, f: f}
 	p.tasks = append(p.tasks, t)
 	w.after(0, func() { t.resume(0) })
 	return t
+}
+
+// run is the whole of a task, until it ends or is killed.
+func (t *task) run() {
+	defer func() {
+		t.dead = true
+		if r := recover(); r != nil {
+			if _, ok := r.(killed); !ok {
+				panic(fmt.Sprintf("task %s of %s: %v\n%s", t.name, t.p.name, r, debug.Stack()))
+			}
+		}
+	}()
+	t.f(t)
 }
 
 // resume runs a task on, if it still is in that wait.
@@ -58,11 +86,21 @@ func (t *task) resume(park uint64) {
 		return
 	}
 	t.park0++
-	if _, more := t.next(); !more {
-		t.dead = true
-		t.p.tasks = remove(t.p.tasks, t)
-		t.done.fire(t.w)
+	if t.on == nil {
+		t.on = t.w.thread()
+		t.on.t = t
 	}
+	th := t.on
+	th.next()
+	if !t.dead {
+		return
+	}
+	if t.killed {
+		return // meanwhile, with its process
+	}
+	t.w.idle = append(t.w.idle, th)
+	t.p.tasks = remove(t.p.tasks, t)
+	t.done.fire(t.w)
 }
 
 // kill ends a task where it waits.
@@ -70,8 +108,10 @@ func (t *task) kill() {
 	if t.dead {
 		return
 	}
-	t.dead = true
-	t.stop()
+	t.dead, t.killed = true, true
+	if t.on != nil {
+		t.on.stop()
+	}
 }
 
 func remove[T comparable](s []T, v T) []T {
@@ -128,7 +168,7 @@ func (t *task) wait(c *ctx, d time.Duration, on ...*signal) {
 	if d >= 0 {
 		t.w.after(d, func() { t.resume(park) })
 	}
-	if !t.yield(struct{}{}) {
+	if !t.on.yield(struct{}{}) {
 		panic(killed{})
 	}
 }

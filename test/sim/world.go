@@ -51,6 +51,7 @@ type World struct {
 	cov      Coverage
 	broken   *Broken
 	procs    []*proc
+	idle     []*thread
 	services map[string][]*proc
 	net      net
 	faults   faults
@@ -282,7 +283,10 @@ func (w *World) finish() {
 			t.kill()
 		}
 	}
-	w.queue = nil
+	for _, th := range w.idle {
+		th.stop()
+	}
+	w.queue, w.idle = nil, nil
 }
 
 // breaks notes the first invariant that did not hold.
