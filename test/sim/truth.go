@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -136,12 +137,14 @@ func (w *World) committed(index int, raw []byte) {
 	w.entryHits(e, out)
 }
 
-// orphaned notes what a host leaves in the store that is taken out before it cleaned that of deleted
-// sessions: nobody else does. It is sealed with keys that are destroyed, and takes space only.
+// orphaned notes what stays in the store because the host that had to clean it was removed: no other host
+// does. It is sealed with keys that are destroyed, and takes space only. What a host did not confirm yet is
+// another host's to clean, if there is one.
 func (w *World) orphaned(h ids.Host) {
+	others := slices.ContainsFunc(w.group.oracle.Hosts(), func(o *sched.Host) bool { return o.ID != h })
 	for _, t := range w.group.oracle.Tombstones() {
 		for _, e := range t.Erase {
-			if e.Host == h && !e.Done {
+			if e.Host == h && !e.Done && !others {
 				r := e.Ref(t)
 				w.orphans[host.Key{Session: r.Session, Generation: r.Generation}] = true
 			}
