@@ -324,3 +324,29 @@ func TestAnInventoryTellsEverything(t *testing.T) {
 		t.Errorf("%v", sb)
 	}
 }
+
+// TestADropThatFailsIsStartedAgainAfterAPause: a wake of a newer epoch needs the older compute to be gone, and
+// the driver cannot stop it for a while. The host tries again with pauses, and the wake goes well.
+func TestADropThatFailsIsStartedAgainAfterAPause(t *testing.T) {
+	drv := newProcs(t)
+	r := newRig(t, drv)
+	r.start()
+	one, two := ref("ann", 5, 6), ref("ann", 5, 9)
+	r.mustWake(one, nil)
+	const plenty = 1 << 30
+	drv.mu.Lock()
+	drv.stopFails = plenty
+	drv.mu.Unlock()
+	r.sched.set(two, corev1.State_STATE_WAKING)
+	woke := make(chan error, 1)
+	go func() { _, err := r.wake(two, resume(r, one)); woke <- err }()
+	time.Sleep(time.Second)
+	drv.mu.Lock()
+	tries := plenty - drv.stopFails
+	drv.stopFails = 0
+	drv.mu.Unlock()
+	if tries < 2 || tries > 20 {
+		t.Errorf("%d tries in a second", tries)
+	}
+	must(t, <-woke)
+}
