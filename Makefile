@@ -52,6 +52,9 @@ test: export BERTH_SEED := $(or $(BERTH_SEED),20)
 REAL := ./services/hostagent/driver/microvm ./services/hostagent/driver/containerd ./test/e2e ./services/hostagent \
   ./test/hostile ./test/egress ./services/hostagent/... ./tools/runtimes/... ./test/...
 
+# Tests of test/e2e with clusters, which run apart from the rest of it, at the same time.
+CLUSTERS := ^(TestHandoff|TestTheSameScenariosInManyProcesses|TestAClusterOfProcesses.*|TestAMember.*|TestKillNineOfACluster.*|TestACutScheduler.*)$$
+
 # Packages in which goroutines meet run with the race detector, and only so.
 RACE := ./internal/... ./sdk/... ./services/identity/... ./services/credentials/... ./services/lifecycle/... \
   ./services/scheduler/... ./services/pool/... ./services/egress/...
@@ -66,7 +69,7 @@ BEGAN := $(shell date +%s)
 test: runtimes image build testtools $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints where the time went, counts and skips
 	@tools/setup/room.sh
 	@$(MAKE) --no-print-directory lint
-	@tools/setup/testall.sh $(BEGAN) "$(REAL)" "$(RACE)" "$(RACE_SHORT)"
+	@tools/setup/testall.sh $(BEGAN) "$(REAL)" '$(CLUSTERS)' "$(RACE)" "$(RACE_SHORT)"
 
 test-long: runtimes image build testtools $(NATSCLI) ## everything at full size and in every tier, for hours; goes on where it was interrupted (ONLY=step,...)
 	@$(BIN)/testlong -bin $(BIN) -cache $(CACHE) $(if $(ONLY),-only $(ONLY))

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/testsize"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/sdk"
@@ -23,19 +24,20 @@ func TestTheSameScenariosInManyProcesses(t *testing.T) {
 		name string
 		run  func(*testing.T, *testenv.Env)
 		not  string // why it is not run
+		long bool   // left to make test-long: one host's work, which more processes do not change
 	}{
 		{name: "conformance", run: conformance},
 		{name: "files survive sleep", run: filesSurviveSleep},
-		{name: "the place says what it is", run: placeSaysWhatItIs},
-		{name: "the place is current after resume", run: placeIsCurrent},
-		{name: "a full disk still wakes", run: fullDiskWakes},
-		{name: "compute removed from outside", run: computeRemovedIsNoticed},
-		{name: "out of memory", run: outOfMemory},
+		{name: "the place says what it is", run: placeSaysWhatItIs, long: true},
+		{name: "the place is current after resume", run: placeIsCurrent, long: true},
+		{name: "a full disk still wakes", run: fullDiskWakes, long: true},
+		{name: "compute removed from outside", run: computeRemovedIsNoticed, long: true},
+		{name: "out of memory", run: outOfMemory, long: true},
 		{name: "checkpoint", run: checkpointHoldsAll},
 		{name: "restore", run: restoreToEarlier},
-		{name: "restore of a head that moved", run: restoreOfMovedHead},
-		{name: "export and import", run: exportAndImport},
-		{name: "hostile archive", run: hostileArchive},
+		{name: "restore of a head that moved", run: restoreOfMovedHead, long: true},
+		{name: "export and import", run: exportAndImport, long: true},
+		{name: "hostile archive", run: hostileArchive, long: true},
 		{name: "plain nats", run: plainNats},
 		{name: "both doors", run: bothDoors},
 		{name: "a whole life", run: wholeLife},
@@ -50,6 +52,9 @@ func TestTheSameScenariosInManyProcesses(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			if s.not != "" {
 				t.Skip("not run in many processes: " + s.not)
+			}
+			if s.long {
+				testsize.NeedLong(t, "it is one host's work, which the test in one process proves")
 			}
 			shared := e.For(t)
 			t.Cleanup(func() { forgetAll(t, shared) })

@@ -1,32 +1,34 @@
 #!/usr/bin/env bash
-# Runs the tests of `make test` and reports on them: testall.sh BEGAN "REAL" "RACE" "RACE SHORT".
-# BEGAN is when make began, in seconds since 1970. The packages with real sandboxes mostly wait; the others, which
-# mostly compute, run beside them.
+# Runs the tests of `make test` and reports on them: testall.sh BEGAN "REAL" "CLUSTERS" "RACE" "RACE SHORT".
+# BEGAN is when make began, in seconds since 1970. CLUSTERS is a pattern of tests in test/e2e.
+# Packages with real sandboxes mostly wait, the others mostly compute: two of the first run beside one of the others.
 set -euo pipefail
-began=$1 real=$2 race=$3 short=$4
+began=$1 real=$2 clusters=$3 race=$4 short=$5
 bin=$PWD/bin
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 export BERTH_TESTNS_USAGE=$dir/usage.json
 
-# gotest N FLAG... PACKAGE... runs one part and writes its action graph; make lint has vetted everything. The report names each failure; a part
-# that failed without one, as by a package that does not exist, is noted in the file failed.
+# gotest NAME FLAG... PACKAGE... runs one part and writes its action graph; make lint has vetted everything. The
+# report names each failure; a part that failed without one, as by a package that does not exist, is noted in
+# the file failed.
 gotest() {
-	local n=$1
+	local name=$1
 	shift
-	go test -json -count=1 -vet=off -exec "$bin/testns" -debug-actiongraph="$dir/graph-$n.json" "$@" || echo "part $n" >>"$dir/failed"
+	go test -json -count=1 -vet=off -exec "$bin/testns" -debug-actiongraph="$dir/graph-$name.json" "$@" || echo "$name" >>"$dir/failed"
 }
 
 everything() {
 	export CGO_ENABLED=0 # as in make build: what that compiled is not compiled again
-	gotest 1 -p 2 -timeout 40m $real >"$dir/real.json" &
+	gotest real -p 2 -timeout 40m -skip "$clusters" $real >"$dir/real.json" &
 	local job=$!
 	trap 'kill $job 2>/dev/null || true' EXIT
-	gotest 2 -p 1 -timeout 20m $plain
+	gotest clusters -timeout 40m -run "$clusters" ./test/e2e
+	gotest plain -p 1 -timeout 20m $plain
 	export CGO_ENABLED=1 # the race detector needs it
-	gotest 3 -race -p 1 -timeout 20m $raced
-	gotest 4 -race -short -p 1 -timeout 20m $short
+	gotest race -race -p 1 -timeout 20m $raced
+	gotest race-short -race -short -p 1 -timeout 20m $short
 	wait $job
 	trap - EXIT
 	cat "$dir/real.json"
