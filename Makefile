@@ -23,26 +23,26 @@ help: ## list the targets
 setup: ## install by name what this machine lacks (Debian packages)
 	@tools/setup/setup.sh
 
-build: ## build the programs into bin/
+build: ## build the programs into bin/ (CLOUD=1: with the clients of S3, Google Cloud, Azure and their key services)
 	@mkdir -p $(BIN)
 	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/berth-guest ./services/hostagent/guest/cmd/berth-guest
 	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/berth-wasm ./services/hostagent/guest/wasm/cmd/berth-wasm
 	@CGO_ENABLED=0 GOOS=wasip1 GOARCH=wasm go build -trimpath -ldflags='-s -w' -o $(BIN)/js.wasm ./tools/wasm/js
-	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/berth ./tools/berth
+	@CGO_ENABLED=0 go build -trimpath -ldflags=-w $(if $(CLOUD),-tags cloud) -o $(BIN)/berth ./tools/berth
 
 testtools: setup ## build what the tests are run with
 	@mkdir -p $(BIN)
 	@CGO_ENABLED=0 go build -o $(BIN)/ ./tools/testns ./tools/testreport ./tools/testlong ./tools/flake
-	@go run ./tools/image --busybox >/dev/null
+	@CGO_ENABLED=0 go run ./tools/image --busybox >/dev/null
 
 runtimes: setup ## build the pinned containerd, runc, runsc and shims, fetch the kernel of virtual machines (cached by version)
-	@go run ./tools/runtimes >/dev/null
+	@CGO_ENABLED=0 go run ./tools/runtimes >/dev/null
 
 image: setup ## make the default session image (cached by recipe)
-	@go run ./tools/image >/dev/null
+	@CGO_ENABLED=0 go run ./tools/image >/dev/null
 
 demo: runtimes image build ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
-	@go run ./tools/demo $(if $(JSON),--json)
+	@CGO_ENABLED=0 go run ./tools/demo $(if $(JSON),--json)
 
 # The same faults in every run of the tests; make test-long, and go test by itself, draw new ones.
 test: export BERTH_SEED := $(or $(BERTH_SEED),20)
@@ -143,9 +143,11 @@ gen: $(BUF) $(GENGO) ## generate Go from schemas/proto, and the generated docume
 	@cd schemas && PATH=$(dir $(GENGO)):$$PATH $(BUF) generate
 	@go test ./tools/archtest ./schemas/asyncapi ./services/scheduler/internal/core -run 'Generated|StateTable' -update
 
-lint: $(BUF) $(GENGO) ## vet, format, schema lint, breaking changes and drift of generated code
+lint: $(BUF) $(GENGO) ## vet, format, module files, schema lint, breaking changes and drift of generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$'))" || { echo "not formatted:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	@tools/setup/modules.sh
 	@CGO_ENABLED=0 go vet $(MODULES)
+	@CGO_ENABLED=0 go vet -tags cloud ./tools/berth ./services/hostagent/cmd/... ./services/credentials/cmd/...
 	@cd schemas && $(BUF) lint && $(BUF) breaking --against released.json
 	@tmp=$$(mktemp -d) && cd schemas && PATH=$(dir $(GENGO)):$$PATH $(BUF) generate -o $$tmp && diff -r $$tmp/gen gen >/dev/null \
 	  || { echo "schemas/gen is stale: run make gen"; rm -rf $$tmp; exit 1; }; rm -rf $$tmp
