@@ -63,7 +63,9 @@ func openDoor(t *testing.T, c *bustest.Cluster) *durableDoor {
 	d := &durableDoor{handled: map[string]int{}, acked: map[string]bool{}, quit: make(chan struct{}), done: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	t.Cleanup(cancel)
-	if _, err := c.Connect(subjects.Service("identity")).Consume(ctx, bus.Spec("identity-requests", 4), func(_ context.Context, m *bus.Msg) error {
+	spec := bus.Spec("identity-requests", 4)
+	spec.Heartbeat = time.Second // a consumer without a leader is found after several
+	if _, err := c.Connect(subjects.Service("identity")).Consume(ctx, spec, func(_ context.Context, m *bus.Msg) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.handled[body(m)]++
@@ -139,6 +141,7 @@ func (d *durableDoor) close(t *testing.T) {
 // The stream's leader, the consumer's leader, any node and all three at once:
 // what was acknowledged is handled, and the door goes on by itself.
 func TestAcknowledgedRequestsOutliveNodes(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	began := time.Now()
 	lap := func(what string) { t.Logf("%6.2f s: %s", time.Since(began).Seconds(), what) }
 	c := bustest.StartCluster(t, acmeWeb)

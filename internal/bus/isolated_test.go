@@ -12,6 +12,7 @@ import (
 // nodes then, for as long as that lasts. But when there are no others, those
 // who come back must be served as before.
 func TestANodeWithoutAMajoritySendsItsClientsAway(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartCluster(t)
 	a, b := c.Connect(subjects.Operator(), 0), c.Connect(subjects.Service("lifecycle"), 0)
 	if n := a.NATS().Stats().Reconnects; n != 0 {

@@ -138,6 +138,7 @@ func portOf(n int) string { return (&net.TCPAddr{Port: n}).String()[1:] }
 // A node dies, or hangs without ending its connections: connects, calls and
 // services go on at the others. A hang is noticed after two to three seconds.
 func TestCallsOutliveANode(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartCluster(t, hostH1)
 	ctx := bustest.Context(t)
 	serve := func(first ...int) *bus.Service {
@@ -186,6 +187,7 @@ func TestCallsOutliveANode(t *testing.T) {
 
 // With two of three nodes gone nothing can be stored; calls go on.
 func TestCallsDoNotNeedJetStream(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartCluster(t)
 	ctx := bustest.Context(t)
 	sched, life := c.Connect(subjects.Service("scheduler")), c.Connect(subjects.Service("lifecycle"))

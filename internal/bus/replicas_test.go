@@ -18,6 +18,7 @@ import (
 )
 
 func TestOneReplicaBecomesThreeInPlace(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartClusterOf(t, 1)
 	ctx := bustest.Context(t)
 	keeper, sched := c.Connect(subjects.Keeper()), c.Connect(subjects.Service("scheduler"))
@@ -54,6 +55,7 @@ func TestOneReplicaBecomesThreeInPlace(t *testing.T) {
 // Three keepers, one beside each node, run in every cluster of these tests;
 // a stream that somebody removed is made again once.
 func TestKeepersDoNotDisturbEachOther(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartCluster(t)
 	ctx := bustest.Context(t)
 	keeper := c.Connect(subjects.Keeper())
@@ -81,6 +83,7 @@ func TestKeepersDoNotDisturbEachOther(t *testing.T) {
 // Buckets, timers, and what is published beside a path, across the loss of
 // the node that leads each of them.
 func TestStoredStateOutlivesItsLeader(t *testing.T) {
+	t.Parallel() // most of it is waiting for elections
 	c := bustest.StartCluster(t)
 	keeper := c.Connect(subjects.Keeper())
 	for _, part := range []struct {
@@ -130,6 +133,7 @@ func bucketAcross(t *testing.T, c *bustest.Cluster, kill func()) {
 			t.Fatal(err)
 		}
 	}
+	c.Replicated("KV_BERTH_DATAKEYS") // GetAny may miss what a replica does not have yet
 	kill()
 	began := time.Now()
 	if v, _, err := b.GetAny(ctx, "keep"); err != nil || string(v) != "secret" {

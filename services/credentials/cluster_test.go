@@ -6,11 +6,8 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"os"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/schemas/errkind"
@@ -65,7 +62,7 @@ func TestKeysAndGrantsOutliveTheBucketsLeader(t *testing.T) {
 	}
 	// With two of three nodes dead the bucket has no leader until one is back,
 	// however slow this machine is.
-	leader := waitForReplicas(t, c)
+	leader := c.Replicated("KV_BERTH_DATAKEYS")
 	other := (leader + 1) % 3
 	c.Kill(leader, other)
 	began := time.Now()
@@ -86,23 +83,4 @@ func TestKeysAndGrantsOutliveTheBucketsLeader(t *testing.T) {
 	w.say(&schedulerv1.SessionRecord{Session: ref(10, 12), State: corev1.State_STATE_WAKING, Host: "h1"})
 	_, err = w.invokeDataKey(t, w.host, ref(10, 12))
 	wantKind(t, err, errkind.Superseded)
-}
-
-// waitForReplicas waits until every replica of the bucket of data keys has all
-// of its records, and returns the node that leads the bucket.
-func waitForReplicas(t *testing.T, c *bustest.Cluster) int {
-	t.Helper()
-	js := c.Connect(subjects.Keeper()).JetStream()
-	for ctx := bustest.Context(t); ; {
-		s, err := js.Stream(ctx, "KV_BERTH_DATAKEYS")
-		if err != nil {
-			t.Fatal(err)
-		}
-		in := s.CachedInfo().Cluster
-		behind := func(p *jetstream.PeerInfo) bool { return !p.Current || p.Lag > 0 }
-		if in != nil && in.Leader != "" && len(in.Replicas) == 2 && !slices.ContainsFunc(in.Replicas, behind) {
-			return c.Index(in.Leader)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Cluster is three nodes in processes of their own, which tests may kill,
@@ -50,6 +52,7 @@ func Child() {
 	if raw == "" {
 		return
 	}
+	shortenElections()
 	var s nodeSpec
 	err := json.Unmarshal([]byte(raw), &s)
 	if err == nil {
@@ -210,6 +213,27 @@ func (c *Cluster) Index(name string) int {
 	}
 	c.t.Fatalf("there is no node %q", name)
 	return 0
+}
+
+// Replicated waits until every replica of a stream has all of its messages and
+// returns the node that leads the stream.
+func (c *Cluster) Replicated(stream string) (leader int) {
+	c.t.Helper()
+	ctx, js := Context(c.t), c.Connect(subjects.Keeper()).JetStream()
+	behind := func(p *jetstream.PeerInfo) bool { return !p.Current || p.Lag > 0 }
+	for {
+		s, err := js.Stream(ctx, stream)
+		if err == nil {
+			if in := s.CachedInfo().Cluster; in != nil && in.Leader != "" && len(in.Replicas) > 0 && !slices.ContainsFunc(in.Replicas, behind) {
+				return c.Index(in.Leader)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Fatalf("the replicas of %s are behind: %v", stream, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // Login is the login of a caller, with the nodes given first or all three.
