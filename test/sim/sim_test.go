@@ -44,6 +44,7 @@ var known = []struct {
 	{1024358, "a moved session was deleted while no host held a lease, and no host cleaned the store later"},
 	{12975, "a late wake of a deleted generation made a disk on a host that heard of the delete first"},
 	{15500, "the same"},
+	{2017067, "a late resume took back the drain that was asked for after it, and the simulated operator did not look"},
 	{802083, "deletes of two newer generations cancelled each other's drop of an older generation"},
 	{1020355, "the same"},
 	{1025593, "the same"},

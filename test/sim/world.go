@@ -262,16 +262,34 @@ func (w *World) tidy(t *task) {
 		}
 	}
 	if len(left) > 1 && w.chance(0.4) {
-		m := pick(&w.kernel, left)
-		for range 100 {
-			if _, err := ask[struct{}](t, w.within(nil, 20*time.Second), "scheduler", "drain", drainReq{m.id, true, 20 * time.Second}); err == nil {
-				w.drained = m
-				break
-			}
-			t.sleep(nil, time.Second)
-		}
+		w.empty(t, pick(&w.kernel, left))
 	}
 	w.tidied = true
+}
+
+// empty drains a host for good. The operator looks at it until it is drained, and asks again when a late
+// resume that was sent before took the drain back.
+func (w *World) empty(t *task, m *machine) {
+	for range 100 {
+		if _, err := ask[struct{}](t, w.within(nil, 20*time.Second), "scheduler", "drain", drainReq{m.id, true, 20 * time.Second}); err == nil {
+			w.drained = m
+			break
+		}
+		t.sleep(nil, time.Second)
+	}
+	w.spawn(t.p, "operator", func(t *task) {
+		for w.drained == m {
+			h := w.group.oracle.Host(m.id)
+			if h == nil || h.Drained {
+				return
+			}
+			if !h.Draining {
+				w.cov.hit("drain taken back by a late resume")
+				_, _ = ask[struct{}](t, w.within(nil, 20*time.Second), "scheduler", "drain", drainReq{m.id, true, 20 * time.Second})
+			}
+			t.sleep(nil, 2*time.Second)
+		}
+	})
 }
 
 // finish ends every task, so that nothing of the simulation stays.
