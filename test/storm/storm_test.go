@@ -4,7 +4,7 @@
 // session has two, that there are never more that nobody has claimed than the ceiling allows, and that
 // every request is served in the end.
 //
-// BERTH_CLAIMS says how many opens (10,000), BERTH_SEED repeats a run as far as a machine repeats itself.
+// BERTH_CLAIMS says how many opens (3,000; in make test-long 10,000), BERTH_SEED repeats a run as far as a machine repeats itself.
 package storm
 
 import (
@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/internal/testsize"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/bench/first"
@@ -24,7 +25,8 @@ import (
 )
 
 const (
-	claims   = 10_000
+	claims   = 3_000
+	many     = 10_000 // claims at full size
 	clients  = 50
 	ceiling  = 60
 	tries    = 5 // of one request, each with the SDK's own patience
@@ -33,7 +35,11 @@ const (
 
 // TestNoSandboxIsClaimedTwiceWhateverDies: 50 clients of two tenants, three hosts, random kills.
 func TestNoSandboxIsClaimedTwiceWhateverDies(t *testing.T) {
-	total, seed := testenv.Number(t, "BERTH_CLAIMS", claims), testenv.Number(t, "BERTH_SEED", rand.Uint64())
+	opens := uint64(claims)
+	if testsize.Long() {
+		opens = many
+	}
+	total, seed := testenv.Number(t, "BERTH_CLAIMS", opens), testenv.Number(t, "BERTH_SEED", rand.Uint64())
 	t.Logf("%d claims; to repeat the kills: BERTH_SEED=%d", total, seed)
 	e := testenv.Cluster(t, "--hosts", "3", "--schedulers", "3", "--nats", "1", "--driver", "null", "--idle", "1h")
 	ctx := t.Context()

@@ -21,6 +21,8 @@ var steps = []step{
 		"go test -json -count=1 -timeout 120m -exec $BIN/testns ./test/e2e" + report},
 	{"race", "the race detector over the packages with real sandboxes",
 		"go test -json -race -p 1 -count=1 -timeout 120m -exec $BIN/testns ./services/hostagent/... ./test/storm ./test/linear" + report},
+	{"storm", "10,000 opens of a warm pool while members are killed, from a printed seed",
+		"echo BERTH_SEED=$SEED; BERTH_SEED=$SEED go test -json -count=1 -timeout 60m -exec $BIN/testns ./test/storm" + report},
 	{"chaos", "100 random faults on a cluster under load",
 		"echo BERTH_SEED=$SEED; BERTH_SEED=$SEED BERTH_FAULTS=100 go test -json -count=1 -timeout 180m -exec $BIN/testns -run 'TestChaos$' ./test/chaos" + report},
 	{"sim", "100,000 fresh seeds of the simulation",
