@@ -29,7 +29,7 @@ type upCmd struct {
 	Tenant       []string      `help:"Development tenants." placeholder:"NAME"`
 	Image        string        `help:"Image of the default templates: an OCI layout or archive, or a registry reference." placeholder:"REF"`
 	ImageStore   string        `help:"Keep unpacked images here instead of in the state folder; one berth up at a time." type:"path" placeholder:"DIR"`
-	Store        string        `help:"Where disks are saved: nats:// (default), file:///folder, s3://bucket, gs://bucket or azblob://container." placeholder:"URL"`
+	Store        string        `help:"Where disks are saved: nats:// (default), file:///folder, or s3://bucket, gs://bucket, azblob://container (make build CLOUD=1)." placeholder:"URL"`
 	Pools        string        `help:"Declare the pools of warm sandboxes in this file: docs/howto/pools.md." type:"existingfile" placeholder:"FILE"`
 	Driver       string        `help:"What makes the sandboxes: containerd or null (in memory, for trying the control plane)." enum:"containerd,null," default:""`
 	Tiers        []string      `help:"Isolation tiers to offer, of container, gvisor, kata, microvm and wasm; default: all that come with Berth and that this machine proves, with --hosts container and gvisor." placeholder:"TIER"`
