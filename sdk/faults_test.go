@@ -147,6 +147,7 @@ func TestLostOutputIsTold(t *testing.T) {
 }
 
 func TestGrantIsRenewed(t *testing.T) {
+	t.Parallel()
 	srv, err := sdktest.New(sdktest.Options{Dir: t.TempDir(), Tenants: []string{"acme"}, GrantLife: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)

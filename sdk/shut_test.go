@@ -15,6 +15,7 @@ const refuses = "the bus refuses this login now"
 // Suspension: a stream of a frontend that is shut out is re-attached until its time is over, and nobody
 // says why.
 func TestAStreamOfALoginThatIsRefusedEndsWithTheReason(t *testing.T) {
+	t.Parallel()
 	srv := sdktest.Start(t)
 	c, s := open(t, srv)
 	p, err := s.Exec(t.Context(), sdk.Command("sleep", "100"))
@@ -72,6 +73,7 @@ func TestAStreamOfALoginThatIsRefusedEndsWithTheReason(t *testing.T) {
 
 // Suspension: a call that waits while the login is refused looks like a time-out.
 func TestACallThatWaitsWhileTheLoginIsRefusedIsDenied(t *testing.T) {
+	t.Parallel()
 	srv := sdktest.Start(t)
 	c, _ := open(t, srv)
 	if _, err := srv.ShutOut("acme"); err != nil {
@@ -85,6 +87,7 @@ func TestACallThatWaitsWhileTheLoginIsRefusedIsDenied(t *testing.T) {
 
 // A frontend that is let in again soon does not notice that it was shut out.
 func TestAShortRefusalEndsNoStream(t *testing.T) {
+	t.Parallel()
 	srv := sdktest.Start(t)
 	_, s := open(t, srv)
 	p, err := s.Exec(t.Context(), sdk.Command("sleep", "2"))

@@ -43,6 +43,7 @@ func TestAVerbThatIsNoneIsRefusedBeforeItIsSent(t *testing.T) {
 
 // A stream that is open for longer than a grant lives goes on: its handle shows each renewed grant.
 func TestAStreamOutlivesItsGrantWhileTheHandleRenews(t *testing.T) {
+	t.Parallel()
 	srv, err := sdktest.New(sdktest.Options{Dir: t.TempDir(), Tenants: []string{"acme"}, GrantLife: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -48,12 +49,7 @@ type busProcess struct {
 }
 
 func startProcess(t *testing.T) *busProcess {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &busProcess{t: t, dir: t.TempDir(), port: l.Addr().(*net.TCPAddr).Port}
-	l.Close()
+	p := &busProcess{t: t, dir: t.TempDir(), port: testport.Reserve(t, 1)[0]}
 	t.Cleanup(p.kill)
 	p.start()
 	return p

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/certs"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -58,17 +59,13 @@ func nodeConfig(t *testing.T, ca *bustest.CA) bus.ServerConfig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	port := testport.Reserve(t, 1)[0]
 	users, err := bus.EnsureKeys(t.TempDir(), "", []subjects.Caller{subjects.Keeper()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return bus.ServerConfig{StoreDir: t.TempDir(), Port: -1, Name: "n1", Users: users, TLS: bus.ServerTLS(files),
-		Cluster: &bus.ClusterConfig{Port: l.Addr().(*net.TCPAddr).Port, TLS: conf, Routes: []string{l.Addr().String()}}}
+		Cluster: &bus.ClusterConfig{Port: port, TLS: conf, Routes: []string{net.JoinHostPort("127.0.0.1", portOf(port))}}}
 }
 
 func TestARouteNeedsACertificateOfOurCA(t *testing.T) {

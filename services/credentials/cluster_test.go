@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 // bucket has no leader; a deletion waits for one, and then no replica gives
 // the key out any more.
 func TestKeysAndGrantsOutliveTheBucketsLeader(t *testing.T) {
+	t.Parallel()
 	c := bustest.StartCluster(t, subjects.Host("h1"))
 	w := &world{dir: t.TempDir(), identity: c.Connect(subjects.Service("identity")),
 		sched: c.Connect(subjects.Service("scheduler")), host: c.Connect(subjects.Host("h1"))}

@@ -288,6 +288,7 @@ func TestAnOperatorIsGivenAGrant(t *testing.T) {
 // Keys rotate every few seconds here: whoever holds a grant that is alive is never refused at a host that asks
 // as hosts do.
 func TestKeysRotateWithoutAGap(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.stop()
 	conn := bustest.Connect(t, w.bus, subjects.Service("credentials"))

@@ -201,6 +201,7 @@ func TestClockSkew(t *testing.T) {
 // TestBadKeySetsOfAnIssuer: what the issuer answers when its keys are needed.
 // Its users are told to try again, and nobody else notices.
 func TestBadKeySetsOfAnIssuer(t *testing.T) {
+	t.Parallel()
 	text := func(s string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(s)) }
 	}

@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 // With two of three nodes gone nothing can be stored: the direct door answers,
 // and what it did is under audit once the nodes are back.
 func TestTheDirectDoorDoesNotWaitForJetStream(t *testing.T) {
+	t.Parallel()
 	c := bustest.StartCluster(t, frontends...)
 	w := newWorldOn(t, func(x subjects.Caller) *bus.Conn { return c.Connect(x) })
 	var key seal.Public // asked for once, since no question is answered while connections move

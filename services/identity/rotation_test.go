@@ -46,6 +46,7 @@ func (w *world) await(t *testing.T, what string, want func([]string) bool) []str
 // before anything is made with it, then comes first; no answer in between is
 // another session or a refusal.
 func TestARotationIsSeenWhileIdentityRuns(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	path := filepath.Join(w.dir, "identity-session.json")
 	first := w.keysOf(t)

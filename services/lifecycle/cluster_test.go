@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 // killed leader of scheduler in its middle included, and the event that tells
 // of it is stored once the nodes are back.
 func TestAnOpenDoesNotWaitForJetStream(t *testing.T) {
+	t.Parallel()
 	c := bustest.StartCluster(t)
 	w := &world{t: t}
 	answers := func(h func(context.Context) error) *bus.Conn {

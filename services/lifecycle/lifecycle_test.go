@@ -189,6 +189,7 @@ func TestUnknownTemplateIsRefusedAndChangesNothing(t *testing.T) {
 // when the idle time since then is over and not before, and it names that time.
 // (The host may be asked early: by the search for lost timers at the start.)
 func TestIdleIsExact(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	defer w.start(NewConfig())()
 	const idle = 1500 * time.Millisecond

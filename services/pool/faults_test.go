@@ -18,6 +18,7 @@ import (
 
 // A host that does not retire what it should, and says so at once, is not asked as fast as it answers.
 func TestAHostThatRetiresNothingIsNotAskedWithoutEnd(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "h1")
 	w.start()
 	must(t, w.apply(six))

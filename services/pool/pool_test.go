@@ -393,6 +393,7 @@ func TestAnEarlierLeaderStoresNothing(t *testing.T) {
 // The seat is taken over after a lease of silence and not before, and a renewal whose answer was lost
 // ends no leadership.
 func TestTheSeatIsTakenAfterALeaseOfSilence(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	conn := bustest.Connect(t, w.bus, subjects.Service("pool"))
 	bucket, err := conn.OpenBucket(t.Context(), bucketName)

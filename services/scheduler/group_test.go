@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
+	"github.com/berth-dev/berth/internal/testport"
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
@@ -45,7 +46,7 @@ func newGroup(t *testing.T, n int, change func(*Config)) *group {
 	cert := testCertificate(t)
 	var peers []Peer
 	for i := range n {
-		peers = append(peers, Peer{ID: fmt.Sprint("r", i+1), Addr: freeAddr(t)})
+		peers = append(peers, Peer{ID: fmt.Sprint("r", i+1), Addr: testport.Addr(t)})
 	}
 	for _, p := range peers {
 		cfg := g.cfg
@@ -188,7 +189,7 @@ func TestChangeOfLeaderKeepsLeasesAndEvents(t *testing.T) {
 func TestReplicasComeAndGo(t *testing.T) {
 	g := newGroup(t, 3, nil)
 	cfg := g.members[0].cfg
-	cfg.Dir, cfg.ReplicaID, cfg.Bind, cfg.Peers, cfg.Join = t.TempDir(), "r4", freeAddr(t), nil, true
+	cfg.Dir, cfg.ReplicaID, cfg.Bind, cfg.Peers, cfg.Join = t.TempDir(), "r4", testport.Addr(t), nil, true
 	m := &member{cfg: cfg}
 	g.members = append(g.members, m)
 	g.run(m)
@@ -206,15 +207,6 @@ func TestReplicasComeAndGo(t *testing.T) {
 	}
 	g.withHost(t, testHost, 0)
 	must[wakeReply](t)(g.open(1, "r1"))
-}
-
-func freeAddr(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // testCertificate is one PEM file with a certificate for the replicas of a test,

@@ -18,6 +18,7 @@ import (
 )
 
 func TestConformanceOnThreeNodes(t *testing.T) {
+	t.Parallel()
 	c := bustest.StartCluster(t, host)
 	conn, keeper := c.Connect(host), c.Connect(subjects.Keeper())
 	drivertest.RunConformanceTests(t, func(context.Context, *testing.T) (drivertest.Harness, error) {
@@ -63,6 +64,7 @@ func put(ctx context.Context, b *blob.Bucket, key string, data []byte) (failed i
 // acknowledged is there whole, what was not is there whole or not at all, and
 // the reader reads on.
 func TestObjectsOutliveTheStoresLeader(t *testing.T) {
+	t.Parallel()
 	c := bustest.StartCluster(t, host)
 	keeper := c.Connect(subjects.Keeper())
 	leader := leaderOf(t, c, keeper)

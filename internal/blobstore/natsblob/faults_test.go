@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/internal/bus"
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"gocloud.dev/blob"
@@ -52,14 +53,8 @@ type busProcess struct {
 }
 
 func startProcess(t testing.TB) *busProcess {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	_ = l.Close()
 	p := &busProcess{t: t, dir: t.TempDir()}
-	p.at = net.JoinHostPort(p.dir, port)
+	p.at = net.JoinHostPort(p.dir, fmt.Sprint(testport.Reserve(t, 1)[0]))
 	t.Cleanup(p.kill)
 	p.start()
 	return p
@@ -173,6 +168,7 @@ func TestServerKilledInTheMiddleOfAPut(t *testing.T) {
 // A connection that is lost while an object is read or written ends that at
 // once, also without a deadline.
 func TestConnectionLostDoesNotBlock(t *testing.T) {
+	t.Parallel()
 	p := startProcess(t)
 	conn := p.connect()
 	b := bucketOf(t, conn, 64<<10)
@@ -213,6 +209,7 @@ func TestConnectionLostDoesNotBlock(t *testing.T) {
 
 // What was acknowledged is there after the server was killed right after.
 func TestAcknowledgedObjectsOutliveAKilledServer(t *testing.T) {
+	t.Parallel()
 	p := startProcess(t)
 	conn := p.connect()
 	b := bucketOf(t, conn, 0)

@@ -103,6 +103,7 @@ func (asTest) ListObjectCheck(o *blob.ListObject) error {
 // force, with chunks as they are and with chunks of 7 bytes. What the suite
 // skips by design: SignedURL, which an object store on the bus does not have.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	e := bustest.Start(t, host)
 	conn, keeper := bustest.Connect(t, e, host), bustest.Connect(t, e, subjects.Keeper())
 	for _, chunk := range []int{0, 7} {

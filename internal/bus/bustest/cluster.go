@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/subjects"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -106,7 +106,7 @@ func StartClusterOf(t testing.TB, replicas int, callers ...subjects.Caller) *Clu
 		t.Skip("-short: three nodes and their elections take ten seconds and more")
 	}
 	c := &Cluster{Dir: t.TempDir(), t: t}
-	ports := freePorts(t, 6)
+	ports := testport.Reserve(t, 6)
 	names := []string{}
 	for _, x := range callers {
 		names = append(names, x.Name())
@@ -266,18 +266,4 @@ func (c *Cluster) Connect(caller subjects.Caller, nodes ...int) *bus.Conn {
 	}
 	c.t.Cleanup(conn.Close)
 	return conn
-}
-
-func freePorts(t testing.TB, n int) []int {
-	t.Helper()
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/services/egress/authority"
 	"github.com/berth-dev/berth/services/egress/internal/session"
 	"github.com/berth-dev/berth/services/egress/policy"
@@ -245,16 +246,9 @@ func TestDeadAddressDoesNotHoldUpTheNext(t *testing.T) {
 	if at.String() != "127.0.0.1" {
 		t.Errorf("dialled %s", at)
 	}
-	port = freePort(t)
+	port = uint16(testport.Reserve(t, 1)[0])
 	_, _, err = dialerTo(s).Dial(t.Context(), "a.example.com", port, loopback)
 	refused(t, err, policy.Unreachable)
-}
-
-func freePort(t testing.TB) uint16 {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
 func TestOnlyTheAnswerToTheQuestionIsUsed(t *testing.T) {

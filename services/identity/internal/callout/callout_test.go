@@ -82,6 +82,7 @@ func ca(t *testing.T, l bus.Login) string {
 
 // A login ends by itself; the client logs in again and goes on.
 func TestALoginEndsAndIsRenewed(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	short := lives
 	short.Frontends = 2 * time.Second
@@ -114,6 +115,7 @@ func TestALoginEndsAndIsRenewed(t *testing.T) {
 // Whoever is suspended is off the bus (how soon: make bench-identity) and does not come back; others
 // stay, and services most of all.
 func TestASuspensionDisconnects(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.serve(t, lives)
 	warden := NewWarden(bustest.Connect(t, w.Embedded, subjects.Warden()).NATS(), bustest.Log(t))
@@ -230,6 +232,7 @@ func TestQuestionsAndAnswersAreSealed(t *testing.T) {
 
 // An issuer that does not answer keeps users of its own waiting, and no login by nkey.
 func TestASlowIssuerHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	asked, answer := make(chan struct{}, 1000), make(chan struct{})
 	w.book.tokens = func(context.Context, string) (Guest, error) {
@@ -270,6 +273,7 @@ func TestASlowIssuerHoldsUpNobodyElse(t *testing.T) {
 // With one responder that is dead but takes its share of the questions, logins go through the other, and
 // who is connected notices nothing.
 func TestADeadResponderLocksNobodyOut(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	alive := w.serve(t, lives)
 	conn := bustest.Connect(t, w.Embedded, web)

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
-	mrand "math/rand/v2"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +19,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 )
@@ -74,19 +73,6 @@ func (a *authority) conf(id string, change ...func(*x509.Certificate)) *tls.Conf
 		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
 }
 
-// freeAddr is outside the range from which the kernel takes ports for clients,
-// so that it is still free a moment later.
-func freeAddr(t testing.TB) string {
-	for range 100 {
-		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 20000+mrand.IntN(12000))); err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no free port")
-	return ""
-}
-
 // group is a group of replicas in this process, over TCP and TLS.
 type group struct {
 	t    *testing.T
@@ -100,7 +86,7 @@ func newGroup(t *testing.T, n int, change ...func(*Config)) *group {
 	g := &group{t: t, ca: newAuthority(t), cfg: map[string]Config{}, live: map[string]*Replica{}}
 	var peers []Peer
 	for i := range n {
-		peers = append(peers, Peer{ID: fmt.Sprint("n", i+1), Addr: freeAddr(t)})
+		peers = append(peers, Peer{ID: fmt.Sprint("n", i+1), Addr: testport.Addr(t)})
 	}
 	for _, p := range peers {
 		c := Config{Dir: filepath.Join(t.TempDir(), p.ID), Log: quiet(), ID: p.ID, Bind: p.Addr, TLS: g.ca.conf(p.ID), Peers: peers,
@@ -156,7 +142,7 @@ func (g *group) stop(id string) {
 // join starts a replica that waits to be added.
 func (g *group) join(id string) Config {
 	g.t.Helper()
-	g.cfg[id] = Config{Dir: filepath.Join(g.t.TempDir(), id), Log: quiet(), ID: id, Bind: freeAddr(g.t), TLS: g.ca.conf(id), Join: true,
+	g.cfg[id] = Config{Dir: filepath.Join(g.t.TempDir(), id), Log: quiet(), ID: id, Bind: testport.Addr(g.t), TLS: g.ca.conf(id), Join: true,
 		Fatal: func(err error) { g.t.Error(err) }}
 	g.start(id)
 	return g.cfg[id]
@@ -309,7 +295,7 @@ func TestReplicaThatDoesNotAnswerGetsNoVote(t *testing.T) {
 	g := newGroup(t, 1)
 	lead := g.leader()
 	before := lead.raft.LastIndex()
-	err := lead.AddPeer(within(t, time.Second), "m1", freeAddr(t))
+	err := lead.AddPeer(within(t, time.Second), "m1", testport.Addr(t))
 	if !errs.Is(err, errkind.Unavailable) || !strings.Contains(err.Error(), "so it was not added") {
 		t.Fatalf("added a replica that is not there: %v", err)
 	}
@@ -414,7 +400,7 @@ func TestWipedReplicaIsNotTakenForWhatItWas(t *testing.T) {
 // TestNewGroupWaitsForAllOfItsReplicas, which must agree on who they are.
 func TestNewGroupWaitsForAllOfItsReplicas(t *testing.T) {
 	ca := newAuthority(t)
-	peers := []Peer{{ID: "n1", Addr: freeAddr(t)}, {ID: "n2", Addr: freeAddr(t)}}
+	peers := []Peer{{ID: "n1", Addr: testport.Addr(t)}, {ID: "n2", Addr: testport.Addr(t)}}
 	cfg := Config{Dir: t.TempDir(), Log: quiet(), ID: "n1", Bind: peers[0].Addr, TLS: ca.conf("n1"), Peers: peers}
 	if r, err := OpenContext(within(t, 600*time.Millisecond), cfg); err == nil {
 		_ = r.Close()
@@ -464,7 +450,7 @@ func TestReplicaThatWasAloneGrowsIntoAGroup(t *testing.T) {
 			_ = r.Close()
 		}
 	})
-	g.cfg[id] = Config{Dir: dir, Log: quiet(), ID: id, Bind: freeAddr(t), TLS: g.ca.conf(id)}
+	g.cfg[id] = Config{Dir: dir, Log: quiet(), ID: id, Bind: testport.Addr(t), TLS: g.ca.conf(id)}
 	other := g.cfg[id]
 	other.ID, other.TLS = "n9", g.ca.conf("n9")
 	if _, err := Open(other); err == nil || !strings.Contains(err.Error(), "the folder is that of replica "+id) {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/berth-dev/berth/internal/testport"
 )
 
 // childEnv has the test binary be one replica of a group.
@@ -182,7 +184,7 @@ func newProcesses(t *testing.T, n int) *processes {
 	})
 	var peers []Peer
 	for i := range n {
-		peers = append(peers, Peer{ID: fmt.Sprint("n", i+1), Addr: freeAddr(t)})
+		peers = append(peers, Peer{ID: fmt.Sprint("n", i+1), Addr: testport.Addr(t)})
 	}
 	for _, peer := range peers {
 		dir := t.TempDir()

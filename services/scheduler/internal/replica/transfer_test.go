@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/hashicorp/raft"
 )
@@ -97,7 +98,7 @@ func TestAMemberIsNotMovedToWhereItDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range before {
-		if err := lead.AddPeer(within(t, 10*time.Second), p.ID, freeAddr(t)); err == nil {
+		if err := lead.AddPeer(within(t, 10*time.Second), p.ID, testport.Addr(t)); err == nil {
 			t.Errorf("%s was moved to where nobody is", p.ID)
 		}
 	}
