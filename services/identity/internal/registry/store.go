@@ -150,13 +150,17 @@ func (s *Store) follow(ctx context.Context) {
 func (s *Store) watch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	at, err := s.stream(ctx) // before the watch: a bucket that is replaced in between is found by guard
+	if err != nil {
+		return err
+	}
 	w, err := s.bucket.KV().WatchAll(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Stop() }()
 	behind := make(chan error, 1)
-	go s.guard(ctx, behind)
+	go s.guard(ctx, at.Created, behind)
 	held := map[string]entry{} // what the bucket holds, until it was read whole
 	for whole := false; ; {
 		select {
@@ -197,8 +201,8 @@ func (s *Store) more(w jetstream.KeyWatcher, e jetstream.KeyValueEntry) map[stri
 	}
 }
 
-// guard looks whether the watch keeps up, and says so once when it does not.
-func (s *Store) guard(ctx context.Context, behind chan<- error) {
+// guard checks whether the watch of the bucket created at that time keeps up, and reports once when it does not.
+func (s *Store) guard(ctx context.Context, created time.Time, behind chan<- error) {
 	tick := time.NewTicker(s.look)
 	defer tick.Stop()
 	for late := 0; ; {
@@ -207,7 +211,7 @@ func (s *Store) guard(ctx context.Context, behind chan<- error) {
 			return
 		case <-tick.C:
 		}
-		err := s.missing(ctx)
+		err := s.missing(ctx, created)
 		if late++; err == nil {
 			late = 0
 		}
@@ -234,26 +238,35 @@ var errRestored = errs.E("watch the registry", errkind.Conflict, "", "the bucket
 
 // missing tells whether the bucket has something that the watch has not brought. While the bucket cannot
 // be asked it has nothing to say: the watch begins again by itself when the bus is back.
-func (s *Store) missing(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	st, err := s.bucket.KV().Status(ctx)
+func (s *Store) missing(ctx context.Context, created time.Time) error {
+	at, err := s.stream(ctx)
 	if err != nil {
-		return nil
-	}
-	b, ok := st.(*jetstream.KeyValueBucketStatus)
-	if !ok {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch have := b.StreamInfo().State.LastSeq; {
-	case have < s.seen:
+	switch have := at.State.LastSeq; {
+	case have < s.seen, !at.Created.Equal(created): // a new bucket may have as many revisions as the watch has seen
 		return errRestored
 	case have > s.seen || !s.loaded:
 		return errs.Errorf("watch the registry", errkind.Unavailable, "the bucket is at revision %d and the watch at %d", have, s.seen)
 	}
 	return nil
+}
+
+// stream describes the stream of the bucket as it is now.
+func (s *Store) stream(ctx context.Context) (*jetstream.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	st, err := s.bucket.KV().Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, ok := st.(*jetstream.KeyValueBucketStatus)
+	if !ok {
+		return nil, errs.Errorf("read the registry", errkind.Internal, "the status of the bucket is a %T", st)
+	}
+	return b.StreamInfo(), nil
 }
 
 // read decodes one value. What cannot be read counts as not there, but for a suspension, which then shuts

@@ -61,6 +61,29 @@ func TestABucketThatWasPutBack(t *testing.T) {
 	})
 }
 
+// TestANewBucketWithAsManyRevisions as the watch has seen replaces what is known.
+func TestANewBucketWithAsManyRevisions(t *testing.T) {
+	e := bustest.Start(t)
+	conn, keeper := bustest.Connect(t, e, subjects.Service("identity")), bustest.Connect(t, e, subjects.Keeper())
+	s := open(t, conn, registry.Static{})
+	ctx := bustest.Context(t)
+	b, err := conn.OpenBucket(ctx, registry.BucketName)
+	must(t, err)
+	_, err = b.Put(ctx, "tenant.globex", []byte(`{"tenant":"globex"}`))
+	must(t, err)
+	until(t, s, "the watch has seen revision 1", func(s *registry.Snapshot) bool { _, ok := s.Tenant("globex"); return ok })
+	must(t, keeper.API(ctx, "STREAM.DELETE.KV_"+registry.BucketName, nil, nil))
+	_, err = bus.Reconcile(ctx, keeper, bus.Declared(1))
+	must(t, err)
+	_, err = b.Put(ctx, "tenant.acme", []byte(`{"tenant":"acme"}`))
+	must(t, err)
+	until(t, s, "the state of the new bucket", func(s *registry.Snapshot) bool {
+		_, ok := s.Tenant("acme")
+		_, gone := s.Tenant("globex")
+		return ok && !gone
+	})
+}
+
 // TestAnIdentityThatCannotReadTheRegistry does not begin: it would not know who is suspended.
 func TestAnIdentityThatCannotReadTheRegistry(t *testing.T) {
 	e := bustest.Start(t)
