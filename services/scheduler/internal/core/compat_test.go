@@ -3,6 +3,8 @@ package core
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,11 +19,46 @@ func TestLogOfFormat2(t *testing.T) { replayFormat(t, 2) }
 // TestLogOfFormat3 does so with those of the version after it.
 func TestLogOfFormat3(t *testing.T) { replayFormat(t, 3) }
 
-// TestLogOfFormat4 does so with those of the version after that one.
+// TestLogOfFormat4 does so with those of the version after that one, and with
+// logs that its successor wrote while it led a group with one of that version.
 func TestLogOfFormat4(t *testing.T) { replayFormat(t, 4) }
 
 // TestLogOfFormat5 does so with those of the version before this one.
 func TestLogOfFormat5(t *testing.T) { replayFormat(t, 5) }
+
+// TestSnapshotHasTheFormatOfItsEntries: a replica that reads the entries reads
+// the snapshot too. The format is not lost with a restart, and never falls.
+func TestSnapshotHasTheFormatOfItsEntries(t *testing.T) {
+	s := NewState()
+	written := func() int {
+		t.Helper()
+		var h header
+		raw := dump(t, s)
+		if err := json.NewDecoder(bytes.NewReader(raw)).Decode(&h); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadState(bytes.NewReader(raw))
+		if err != nil || again.Format != h.Version {
+			t.Fatalf("restored with format %d from %d: %v", again.Format, h.Version, err)
+		}
+		s = again
+		return h.Version
+	}
+	for i, c := range []struct{ entry, snapshot int }{{3, 3}, {4, 4}, {3, 4}, {EntryVersion, EntryVersion}, {4, EntryVersion}} {
+		s.Apply(uint64(i+1), Entry{V: c.entry, Now: 1, Raise: &Raise{}})
+		if got := written(); got != c.snapshot {
+			t.Errorf("after an entry of format %d the snapshot has format %d, want %d", c.entry, got, c.snapshot)
+		}
+	}
+	newer := fmt.Appendf(nil, `{"format":%q,"version":%d}`, format, SnapshotVersion+1)
+	if _, err := ReadState(bytes.NewReader(newer)); !errors.As(err, new(NewerFormat)) {
+		t.Errorf("a snapshot of a newer format: %v", err)
+	}
+	entry := fmt.Appendf(nil, `{"v":%d}`, EntryVersion+1)
+	if _, err := DecodeEntry(entry); !errors.As(err, new(NewerFormat)) {
+		t.Errorf("an entry of a newer format: %v", err)
+	}
+}
 
 func replayFormat(t *testing.T, version int) {
 	logs, err := filepath.Glob(fmt.Sprintf("testdata/v%d/*.log", version))

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -13,8 +14,13 @@ import (
 
 // EntryVersion is the newest format of entries that this code reads. An entry
 // is applied by the rules of its own format, so that a log that an older
-// version wrote comes to the state that it had then.
+// version wrote comes to the state that it had then. A change of a rule needs a
+// new format: replicas of the version before apply the same entries.
 const EntryVersion = 6
+
+// OldestWritten is the oldest format in which this code writes entries: that of
+// the version before, which may run in the same group.
+const OldestWritten = EntryVersion - 1
 
 // movesSince is the format since which a saved session may wake on another
 // host, and erased is told once all of them confirmed.
@@ -29,7 +35,9 @@ const handoffSince = 3
 const vmSince = 4
 
 // poolSince is the format since which a placement carries what the pool said
-// of it: a reservation, or that the session is to start cold.
+// of it: a reservation, or that the session is to start cold. Since then also, a
+// repeated close is recognised under every key of its session, and the actor
+// names who acts for the user.
 const poolSince = 5
 
 // eraserSince is the format since which a deleted session that no host has is
@@ -67,6 +75,7 @@ type Entry struct {
 	Trim         *Trim         `json:"trim,omitempty"`
 	Tick         *Tick         `json:"tick,omitempty"`
 	Incarnate    *Incarnate    `json:"incarnate,omitempty"`
+	Raise        *Raise        `json:"raise,omitempty"`
 }
 
 // Name is the entry's event, as transitions name it.
@@ -82,7 +91,7 @@ func (e Entry) Name() string {
 		{e.Join != nil, "join"}, {e.HostLost != nil, "host_lost"}, {e.Drain != nil, "drain"}, {e.Move != nil, "move"},
 		{e.Save != nil, "save"}, {e.Dropped != nil, "dropped"}, {e.Cleared != nil, "cleared"}, {e.RemoveHost != nil, "remove_host"},
 		{e.Trim != nil, "trim"},
-		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"},
+		{e.Tick != nil, "tick"}, {e.Incarnate != nil, "incarnate"}, {e.Raise != nil, "raise"},
 	} {
 		if part.set {
 			return part.name
@@ -91,9 +100,9 @@ func (e Entry) Name() string {
 	return "none"
 }
 
-// Encode writes an entry in the current format.
+// Encode writes an entry in format V, or in the newest one if V is 0.
 func (e Entry) Encode() ([]byte, error) {
-	e.V = EntryVersion
+	e.V = cmp.Or(e.V, EntryVersion)
 	return json.Marshal(e)
 }
 
@@ -104,9 +113,19 @@ func DecodeEntry(b []byte) (Entry, error) {
 		return e, fmt.Errorf("decode log entry: %w", err)
 	}
 	if e.V < 1 || e.V > EntryVersion {
-		return e, fmt.Errorf("log entry has format %d, this version reads up to %d", e.V, EntryVersion)
+		return e, NewerFormat{"log entry", e.V, EntryVersion}
 	}
 	return e, nil
+}
+
+// NewerFormat is the error of an entry or a snapshot that a newer version wrote.
+type NewerFormat struct {
+	What          string
+	Format, Reads int
+}
+
+func (e NewerFormat) Error() string {
+	return fmt.Sprintf("%s has format %d, this version reads up to %d; start the version that wrote it", e.What, e.Format, e.Reads)
 }
 
 // Ref names one incarnation of a session exactly.
@@ -346,6 +365,10 @@ type Tick struct {
 type Incarnate struct {
 	Above uint32 `json:"above"`
 }
+
+// Raise changes no session. The leader proposes it as the first entry of a newer
+// format, once every replica has reported that it reads that format.
+type Raise struct{}
 
 // Outcome is what applying an entry came to. A refusal changed nothing, but
 // that a refused end of retention notes the announcement.

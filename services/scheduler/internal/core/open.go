@@ -13,6 +13,11 @@ func (x *tx) open(o *Open) Outcome {
 	if len(o.Keys) == 0 || slices.Contains(o.Keys, "") || o.Request == "" || o.Actor.Tenant == "" {
 		return refuse(errkind.Invalid, "an open needs a tenant, a session key and a request id")
 	}
+	if x.v < poolSince && o.Actor.Acting != "" { // versions before do not store it
+		without := *o
+		without.Actor.Acting = ""
+		o = &without
+	}
 	s := x.s.Session(o.Keys...)
 	key := o.Keys[0]
 	if s != nil {

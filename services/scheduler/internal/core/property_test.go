@@ -79,7 +79,7 @@ func (m *model) step(t *rapid.T) {
 	m.noWaiterIsStuck(t)
 	m.nothingRestsUndone(t)
 	if out.Refused != nil && (e.Delete == nil || e.Delete.Expire == nil) {
-		before.Index = m.s.Index
+		before.Index, before.Format = m.s.Index, m.s.Format
 		if !bytes.Equal(dump(t, before), dump(t, m.s)) {
 			t.Fatalf("a refusal changed the state: %+v", out.Refused)
 		}

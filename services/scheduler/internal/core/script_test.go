@@ -72,6 +72,7 @@ type stage struct {
 	s     *State
 	index uint64
 	now   time.Duration
+	log   [][]byte // every entry, as it is stored
 }
 
 func newStage() *stage { return &stage{s: NewState(), now: 1000 * time.Second} }
@@ -160,7 +161,10 @@ func (m *stage) do(t *testing.T, line string) string {
 		return m.lefts()
 	}
 	e := m.entry(t, f[0], a)
-	e.Now = Time(m.now)
+	e.Now, e.V = Time(m.now), *recordFormat
+	if a.has("v") { // as an older version wrote it
+		e.V, _ = strconv.Atoi(a["v"])
+	}
 	raw, err := e.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -168,9 +172,7 @@ func (m *stage) do(t *testing.T, line string) string {
 	if e, err = DecodeEntry(raw); err != nil {
 		t.Fatal(err)
 	}
-	if a.has("v") { // as an older version wrote it
-		e.V, _ = strconv.Atoi(a["v"])
-	}
+	m.log = append(m.log, raw)
 	before := m.s.OutSeq
 	m.index++
 	out := m.s.Apply(m.index, e)

@@ -15,8 +15,11 @@ func (x *tx) sleep(c *SleepCmd) Outcome {
 	if old != nil {
 		key = old.Key
 	}
-	// Under every key, since the session that it ended with may be gone.
-	for _, k := range append([]ids.SessionKey{key}, c.Keys...) {
+	keys := []ids.SessionKey{key}
+	if x.v >= poolSince { // the session that it ended with may be gone
+		keys = append(keys, c.Keys...)
+	}
+	for _, k := range keys {
 		if out := x.known(k, VerbClose, c.Request, c.Hash); out != nil {
 			return *out
 		}

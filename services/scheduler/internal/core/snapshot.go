@@ -11,8 +11,10 @@ import (
 	"time"
 )
 
-// SnapshotVersion is the newest format of snapshots that this code reads.
-const SnapshotVersion = 5
+// SnapshotVersion is the newest format of snapshots that this code reads. A
+// snapshot has the format of the newest entry that led to it, so that a replica
+// which reads the entries of a group also reads its snapshots.
+const SnapshotVersion = EntryVersion
 
 // header is the first line of a snapshot.
 type header struct {
@@ -54,7 +56,7 @@ type Frozen struct {
 // Freeze takes the state as it is now.
 func (s *State) Freeze() *Frozen {
 	f := &Frozen{
-		h: header{Format: format, Version: SnapshotVersion, Incarnation: s.Incarnation, Index: s.Index,
+		h: header{Format: format, Version: max(s.Format, 1), Incarnation: s.Incarnation, Index: s.Index,
 			LeaderTime: s.LeaderTime, OutSeq: s.OutSeq, ExpireHour: s.expireHour, ExpireCount: s.expireCount},
 		sessions: s.Sessions(), tombs: s.Tombstones(), hosts: s.Hosts(), outbox: slices.Clone(s.outbox),
 		gone: slices.Collect(maps.Values(s.gone)), records: make([]*Record, len(s.recordQ)),
@@ -118,10 +120,14 @@ func ReadState(r io.Reader) (*State, error) {
 	if err := dec.Decode(&h); err != nil {
 		return nil, fmt.Errorf("read snapshot header: %w", err)
 	}
-	if h.Format != format || h.Version < 1 || h.Version > SnapshotVersion {
-		return nil, fmt.Errorf("snapshot is %q version %d, this version reads %q up to %d", h.Format, h.Version, format, SnapshotVersion)
+	if h.Format != format || h.Version < 1 {
+		return nil, fmt.Errorf("snapshot is %q version %d, this version reads %q", h.Format, h.Version, format)
+	}
+	if h.Version > SnapshotVersion {
+		return nil, NewerFormat{"snapshot", h.Version, SnapshotVersion}
 	}
 	s := NewState()
+	s.Format = h.Version
 	s.Incarnation, s.Index, s.LeaderTime, s.OutSeq = h.Incarnation, h.Index, h.LeaderTime, h.OutSeq
 	s.expireHour, s.expireCount = h.ExpireHour, h.ExpireCount
 	for n := range h.Lines {

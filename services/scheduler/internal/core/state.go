@@ -46,6 +46,8 @@ type State struct {
 	Index       uint64 // of the last entry applied
 	LeaderTime  time.Duration
 	OutSeq      uint64 // of the last event emitted
+	// Format is the newest format of an entry that was applied; 0: none was.
+	Format int
 
 	sessions map[ids.SessionKey]*Session
 	aliases  map[ids.SessionKey]ids.SessionKey // other keys of sessions
@@ -214,6 +216,7 @@ func (s *State) Violations() []string { return slices.Clone(s.violations) }
 func (s *State) Apply(index uint64, e Entry) Outcome {
 	s.Index = index
 	x := &tx{s: s, index: index, now: e.Now, v: cmp.Or(e.V, EntryVersion)}
+	s.Format = max(s.Format, x.v)
 	out := x.apply(e)
 	x.tellDrained()
 	out.Events = x.n
@@ -273,6 +276,8 @@ func (x *tx) apply(e Entry) Outcome {
 		return x.tick(e.Tick)
 	case e.Incarnate != nil:
 		return x.incarnate(e.Incarnate)
+	case e.Raise != nil:
+		return Outcome{}
 	}
 	return refuse(errkind.Invalid, "the log entry at %d says nothing that this version knows", x.index)
 }
