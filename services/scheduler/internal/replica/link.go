@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,6 +45,8 @@ type hello struct {
 type welcome struct {
 	Folder  string `json:"folder"`
 	Refused string `json:"refused,omitempty"`
+	// Reads is the newest format of log entries that the replica reads.
+	Reads int `json:"reads,omitempty"`
 }
 
 // refused is a peer's word that it will not speak with this replica.
@@ -55,6 +58,7 @@ func (r refused) Error() string { return r.text }
 // the replica id that its holder speaks for, then a greeting.
 type link struct {
 	self, addr, peers string
+	reads             int // newest format of log entries that this replica reads
 	conf              *tls.Config
 	log               *slog.Logger
 	pins              *pins
@@ -136,7 +140,7 @@ func (l *link) greeted(c *conn) (asks bool, err error) {
 		return false, fmt.Errorf("read greeting: %w", err)
 	}
 	verdict := l.judge(h, t.ConnectionState().PeerCertificates[0])
-	w := welcome{Folder: l.pins.own}
+	w := welcome{Folder: l.pins.own, Reads: l.reads}
 	if verdict != nil {
 		w.Refused = verdict.Error()
 	}
@@ -183,7 +187,11 @@ func (l *link) Dial(addr raft.ServerAddress, d time.Duration) (net.Conn, error) 
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(d, greetTime))
 	defer cancel()
-	return l.dial(ctx, string(addr), hello{ID: l.self, Want: id, Folder: l.pins.own})
+	c, err := l.dial(ctx, string(addr), hello{ID: l.self, Want: id, Folder: l.pins.own})
+	if err != nil {
+		return nil, err // not a nil *conn in an interface
+	}
+	return c, nil
 }
 
 // ask asks a peer whether this replica may begin with an empty folder.
@@ -197,7 +205,7 @@ func (l *link) ask(ctx context.Context, p Peer) error {
 	return c.Close()
 }
 
-func (l *link) dial(ctx context.Context, addr string, h hello) (net.Conn, error) {
+func (l *link) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 	conf := l.conf.Clone()
 	conf.ServerName = h.Want // the certificate must name the replica, wherever it is
 	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
@@ -239,6 +247,7 @@ func (l *link) greet(ctx context.Context, c *conn, h hello) error {
 	if w.Refused != "" {
 		return refused{w.Refused}
 	}
+	c.reads = cmp.Or(w.Reads, silentFormat)
 	_ = c.SetDeadline(time.Time{})
 	if h.New {
 		return l.pins.check(h.Want, w.Folder)
@@ -298,7 +307,8 @@ func (l *link) track(c net.Conn) bool {
 // conn is forgotten when it is closed.
 type conn struct {
 	net.Conn
-	link *link
+	link  *link
+	reads int // newest format of log entries that the dialled replica reads
 }
 
 // Close implements net.Conn.

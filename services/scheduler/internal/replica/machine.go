@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -18,10 +19,18 @@ type machine struct {
 	onApply atomic.Pointer[func(core.Outcome)]
 	applied atomic.Uint64
 	members func([]raft.Server) // told of each change of the group
+
+	reads   int           // newest format of entries and snapshots
+	format  atomic.Int64  // of the state
+	fatal   func(error)   // must end the process
+	done    chan struct{} // closed with the replica
+	started atomic.Bool   // raft runs: an error of Restore reaches nobody
+	broken  error         // why nothing more is applied
 }
 
 func newMachine() *machine {
-	return &machine{state: core.NewState(), hub: hub{waits: map[string]chan struct{}{}, refs: map[string]int{}}}
+	return &machine{state: core.NewState(), hub: hub{waits: map[string]chan struct{}{}, refs: map[string]int{}},
+		reads: core.EntryVersion, fatal: func(err error) { panic(err) }, done: make(chan struct{})}
 }
 
 func (m *machine) view(f func(*core.State)) {
@@ -37,6 +46,9 @@ func (m *machine) Apply(l *raft.Log) any { return m.ApplyBatch([]*raft.Log{l})[0
 func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 	entries := make([]core.Entry, len(logs))
 	out := make([]any, len(logs))
+	if err := m.failure(); err != nil {
+		return failedAll(out, err)
+	}
 	for i, l := range logs {
 		if l.Type == raft.LogConfiguration && m.members != nil {
 			m.members(raft.DecodeConfiguration(l.Data).Servers)
@@ -44,11 +56,11 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 		if l.Type != raft.LogCommand {
 			continue
 		}
-		e, err := core.DecodeEntry(l.Data)
+		e, err := m.decode(l.Data)
 		if err != nil {
-			// Skipping an entry that another replica may understand would split
-			// the state; stopping is the only right answer.
-			panic(fmt.Sprintf("scheduler log at %d: %v", l.Index, err))
+			err = fmt.Errorf("scheduler log at %d: %w", l.Index, err)
+			m.halt(err)
+			return failedAll(out, err)
 		}
 		entries[i] = e
 	}
@@ -58,11 +70,20 @@ func (m *machine) ApplyBatch(logs []*raft.Log) []any {
 			out[i] = m.state.Apply(l.Index, entries[i])
 		}
 	}
+	m.format.Store(int64(m.state.Format))
 	m.mu.Unlock()
 	if n := len(logs); n > 0 {
 		m.applied.Store(logs[n-1].Index)
 	}
 	m.tell(out)
+	return out
+}
+
+// failedAll answers every entry of a batch with an error.
+func failedAll(out []any, err error) []any {
+	for i := range out {
+		out[i] = err
+	}
 	return out
 }
 
@@ -86,6 +107,9 @@ func (m *machine) tell(out []any) {
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.broken != nil { // raft counts entries as applied that were not
+		return nil, m.broken
+	}
 	return &snapshot{m.state.Freeze()}, nil
 }
 
@@ -93,11 +117,18 @@ func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 func (m *machine) Restore(r io.ReadCloser) error {
 	defer r.Close()
 	s, err := core.ReadState(r)
+	if err == nil && s.Format > m.reads {
+		err = core.NewerFormat{What: "snapshot", Format: s.Format, Reads: m.reads}
+	}
+	if _, newer := errors.AsType[core.NewerFormat](err); newer {
+		m.halt(err) // raft would begin with an older snapshot, or try again for ever
+	}
 	if err != nil {
 		return err
 	}
 	m.mu.Lock()
 	m.state = s
+	m.format.Store(int64(s.Format))
 	m.mu.Unlock()
 	m.applied.Store(s.Index)
 	m.hub.wakeAll()

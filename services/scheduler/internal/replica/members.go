@@ -84,6 +84,7 @@ func (r *Replica) barrier(ctx context.Context) error {
 	if r.raft.CurrentTerm() != term {
 		return errs.E(op, errkind.NotLeader, "", raft.ErrLeadershipLost)
 	}
+	r.raiseFirst(term)
 	r.settled.Store(term)
 	return nil
 }
@@ -180,7 +181,7 @@ func (r *Replica) isAt(ctx context.Context, id, addr string) error {
 	if id == r.cfg.ID { // it does not call itself; a leader corrects its own address
 		return errs.Errorf("move a replica", errkind.Refused, "replica %s leads and knows its address itself: %s", id, r.link.addr)
 	}
-	if err := r.answers(ctx, id, addr); err != nil {
+	if _, err := r.reads(ctx, id, addr); err != nil {
 		return errs.E("move a replica", errkind.Unavailable, id, fmt.Errorf("it does not answer at %s; its address stays what it is: %w", addr, err))
 	}
 	return nil
@@ -192,9 +193,9 @@ func (r *Replica) waits(ctx context.Context, id, addr string) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTime)
 	defer cancel()
 	for {
-		err := r.answers(ctx, id, addr)
+		reads, err := r.reads(ctx, id, addr)
 		if err == nil {
-			return nil
+			return r.canRead(id, reads)
 		}
 		var no refused
 		if !errors.As(err, &no) {
@@ -207,16 +208,6 @@ func (r *Replica) waits(ctx context.Context, id, addr string) error {
 		return errs.E("ask a new replica", errkind.Unavailable, id, fmt.Errorf(
 			"it does not answer at %s, so it was not added; start it with join set and a certificate that names it: %w", addr, err))
 	}
-}
-
-func (r *Replica) answers(ctx context.Context, id, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, greetTime)
-	defer cancel()
-	c, err := r.link.dial(ctx, addr, hello{ID: r.cfg.ID, Want: id, Folder: r.link.pins.own})
-	if err != nil {
-		return err
-	}
-	return c.Close()
 }
 
 // admit has a new replica catch up without a vote, or forgets it.

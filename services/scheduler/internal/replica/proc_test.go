@@ -2,6 +2,7 @@ package replica
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -45,7 +46,7 @@ type childConfig struct {
 	HungAfter time.Duration
 }
 
-// call is a line to a child; Do is lead, open, verify or count.
+// call is a line to a child; Do is lead, open, verify, count or format.
 type call struct {
 	Do string
 	N  int
@@ -102,6 +103,8 @@ func answerTo(r *Replica, q call) answer {
 		return said(r.Verify(ctx))
 	case "count":
 		return answer{OK: true, N: sessions(r)}
+	case "format":
+		return answer{OK: true, N: r.Format()}
 	case "join":
 		_, err := r.Apply(ctx, joinEntry())
 		return said(err)
@@ -169,12 +172,19 @@ type processes struct {
 	t    *testing.T
 	conf map[string]childConfig
 	all  map[string]*process
+	// binary of a replica; empty: this one.
+	binary map[string]string
 }
 
 func newProcesses(t *testing.T, n int) *processes {
 	t.Helper()
+	return newMixedProcesses(t, n, nil)
+}
+
+func newMixedProcesses(t *testing.T, n int, binary map[string]string) *processes {
+	t.Helper()
 	ca := newAuthority(t)
-	p := &processes{t: t, conf: map[string]childConfig{}, all: map[string]*process{}}
+	p := &processes{t: t, conf: map[string]childConfig{}, all: map[string]*process{}, binary: binary}
 	t.Cleanup(func() {
 		for id, c := range p.conf {
 			if raw, _ := os.ReadFile(filepath.Join(c.Dir, "log")); t.Failed() {
@@ -221,7 +231,7 @@ func (p *processes) start(id string) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(cmp.Or(p.binary[id], os.Args[0]))
 	cmd.Env = append(os.Environ(), childEnv+"="+string(raw))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := os.OpenFile(filepath.Join(p.conf[id].Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

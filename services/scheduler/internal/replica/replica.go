@@ -68,6 +68,8 @@ type Config struct {
 	SnapshotThreshold uint64
 	TrailingLogs      uint64
 
+	// reads limits the formats of entries to those of an earlier version, for tests.
+	reads int
 	// Faults, for tests.
 	wrapLog  func(raft.LogStore) raft.LogStore
 	wrapConn func(c net.Conn, dialed bool) net.Conn
@@ -87,6 +89,7 @@ type Replica struct {
 	contacts *contacts
 	settled  atomic.Uint64 // term whose barrier is done
 	change   chan struct{} // held during a change of the group
+	raising  raising
 	pins     *pins
 	link     *link // nil alone
 	started  atomic.Pointer[raft.Raft]
@@ -114,6 +117,7 @@ func OpenContext(ctx context.Context, cfg Config) (*Replica, error) {
 	cfg.ID = id
 	r := &Replica{cfg: cfg, fsm: newMachine(), leader: make(chan bool, 1), done: make(chan struct{}),
 		contacts: newContacts(), change: make(chan struct{}, 1)}
+	r.fsm.fatal, r.fsm.done, r.fsm.reads = cfg.Fatal, r.done, cfg.reads
 	if err := r.start(ctx); err != nil {
 		r.release()
 		return nil, errs.E(op, errkind.Unavailable, cfg.Dir, err)
@@ -175,6 +179,9 @@ func defaults(cfg Config) Config {
 	if cfg.TrailingLogs == 0 {
 		cfg.TrailingLogs = 20_000
 	}
+	if cfg.reads == 0 {
+		cfg.reads = core.EntryVersion
+	}
 	if cfg.Fatal == nil {
 		cfg.Fatal = func(err error) {
 			cfg.Log.Error("scheduler ends itself", "error", err)
@@ -228,6 +235,16 @@ func (r *Replica) start(ctx context.Context) (err error) {
 	conf.NotifyCh = notify
 	r.fsm.members = r.membersAre
 	r.raft, err = raft.NewRaft(conf, r.fsm, cache, r.dog, snaps, trans)
+	if err == nil {
+		r.fsm.started.Store(true)
+	}
+	if broken := r.fsm.failure(); broken != nil { // raft says only that no snapshot could be loaded
+		if err == nil {
+			close(r.done) // the state machine may wait for it
+			_ = r.raft.Shutdown().Error()
+		}
+		return broken
+	}
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
@@ -300,6 +317,7 @@ func (r *Replica) drain(notify <-chan bool) {
 			r.leader <- is
 			if is && r.link != nil {
 				r.correctAddr()
+				go r.raiseWhileLeading()
 			}
 		}
 	}
@@ -340,13 +358,10 @@ func (r *Replica) Apply(ctx context.Context, e core.Entry) (core.Outcome, error)
 	if err := ctx.Err(); err != nil {
 		return core.Outcome{}, errs.Wrap("apply", "", err)
 	}
-	raw, err := e.Encode()
+	e.V = r.Format()
+	f, err := r.propose(ctx, e)
 	if err != nil {
-		return core.Outcome{}, errs.E("apply", errkind.Internal, "", err)
-	}
-	f := r.raft.Apply(raw, 5*time.Second)
-	if err := await(ctx, f.Error); err != nil {
-		return core.Outcome{}, r.failed("apply", err)
+		return core.Outcome{}, err
 	}
 	switch v := f.Response().(type) {
 	case core.Outcome:
@@ -355,6 +370,19 @@ func (r *Replica) Apply(ctx context.Context, e core.Entry) (core.Outcome, error)
 		return core.Outcome{}, errs.E("apply", errkind.Internal, "", v)
 	}
 	return core.Outcome{}, errs.E("apply", errkind.Internal, "", "the state machine gave no answer")
+}
+
+// propose commits an entry in the format that it names.
+func (r *Replica) propose(ctx context.Context, e core.Entry) (raft.ApplyFuture, error) {
+	raw, err := e.Encode()
+	if err != nil {
+		return nil, errs.E("apply", errkind.Internal, "", err)
+	}
+	f := r.raft.Apply(raw, 5*time.Second)
+	if err := await(ctx, f.Error); err != nil {
+		return nil, r.failed("apply", err)
+	}
+	return f, nil
 }
 
 func (r *Replica) failed(op string, err error) error {

@@ -27,7 +27,7 @@ func (r *Replica) transport(logger hclog.Logger) (raft.Transport, []raft.Server,
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen for replicas on %s: %w", r.cfg.Bind, err)
 	}
-	r.link = &link{self: r.cfg.ID, addr: r.advertise(l), peers: peersText(r.cfg.Peers), conf: r.cfg.TLS, log: r.cfg.Log, pins: r.pins,
+	r.link = &link{self: r.cfg.ID, addr: r.advertise(l), reads: r.fsm.reads, peers: peersText(r.cfg.Peers), conf: r.cfg.TLS, log: r.cfg.Log, pins: r.pins,
 		idOf: r.idOf, mayTalk: r.mayTalk, listener: l, wrap: r.cfg.wrapConn}
 	r.link.start()
 	t := &watched{NetworkTransport: raft.NewNetworkTransportWithLogger(r.link, 3, rpcTime, logger), contacts: r.contacts, worth: r.worth}
