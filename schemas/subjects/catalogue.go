@@ -60,7 +60,7 @@ var Streams = []Stream{
 		MaxBytes: 256 * MiB, MaxMsgSize: 16 * KiB, DuplicateWindow: 100 * time.Millisecond, Async: true, Schedules: true, MaxPerSubject: 1,
 		Doc: "Message schedules, one subject per timer; a due timer appears on the due subject. Rebuilt from scheduler if lost."},
 	{Name: "BERTH_AUDIT", Subjects: []string{"berth.v1.audit.*.*.*"}, Retention: Limits, MaxAge: 365 * day,
-		MaxBytes: 1 * GiB, MaxMsgSize: 64 * KiB, DuplicateWindow: 2 * time.Minute, Async: true,
+		MaxBytes: 1 * GiB, MaxMsgSize: 64 * KiB, DuplicateWindow: AuditWindow, Async: true,
 		Doc: "Who asked for what, what was admitted, rejected, issued and revoked."},
 	{Name: "BERTH_USAGE", Subjects: []string{"berth.v1.usage.*.*"}, Retention: Limits, MaxAge: 90 * day,
 		MaxBytes: 512 * MiB, MaxMsgSize: 64 * KiB, DuplicateWindow: 2 * time.Minute, Async: true,
@@ -69,6 +69,11 @@ var Streams = []Stream{
 		MaxBytes: 256 * MiB, MaxMsgSize: 1 * MiB, DuplicateWindow: 2 * time.Minute,
 		Doc: "What could not be handled, with the reason and the original; berth dead retry has it handled again."},
 }
+
+// AuditWindow is how long BERTH_AUDIT remembers the ids of its records: longer
+// than a request may be under way, so that a request that is handled again
+// after its handler died is recorded once.
+const AuditWindow = 15 * time.Minute
 
 // Sizes.
 const (

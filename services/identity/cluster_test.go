@@ -17,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	bustest.Child()
+	identityChild()
 	os.Exit(m.Run())
 }
 

@@ -27,6 +27,9 @@ type Config struct {
 	// derived with, made at the first start. Losing the latter loses every
 	// session.
 	KeyDir string `yaml:"key_dir"`
+	// AuditDir holds audit records until the bus has stored them; empty means
+	// identity-audit in KeyDir. Several identities may share it.
+	AuditDir string `yaml:"audit_dir"`
 	// Issuers, Tenants and Logins stand in the registry beside what operators
 	// add to it by commands. They win over that, and commands cannot change
 	// them, only suspend them.

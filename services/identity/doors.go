@@ -52,7 +52,7 @@ func (s *service) stored(ctx context.Context, m *bus.Msg, most int) error {
 		replyTo = ""
 	}
 	ct := contentTypeOf(m)
-	out := s.handle(ctx, asked, message{body: m.Data, contentType: ct, again: m.Deliveries > 1})
+	out := s.handle(ctx, asked, message{body: m.Data, contentType: ct})
 	again := out.err != nil && kindOf(out.err).Disposition() == errkind.Nak && (out.deadline.IsZero() || time.Now().Before(out.deadline))
 	if again && m.Deliveries < most && !m.Retried {
 		return errs.E("handle request", kindOf(out.err), "", out.err)

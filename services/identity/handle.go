@@ -26,7 +26,6 @@ import (
 type message struct {
 	body        []byte
 	contentType string
-	again       bool // it was handled before, without an outcome
 }
 
 // outcome is what became of a request. reply is always set and says the same
@@ -44,7 +43,6 @@ type exchange struct {
 	state   core.State
 	started time.Time
 	steps   []*corev1.Step
-	again   bool
 	expires time.Time // of the user's token
 	opened  *lifecyclev1.OpenReply
 	reply   *identityv1.Reply
@@ -53,7 +51,7 @@ type exchange struct {
 // handle is what both doors lead to.
 func (s *service) handle(ctx context.Context, asked core.Asked, m message) outcome {
 	v := s.view()
-	x := &exchange{service: s, view: v, state: core.State{Policy: s.policy(v)}, started: time.Now(), again: m.again, reply: &identityv1.Reply{}}
+	x := &exchange{service: s, view: v, state: core.State{Policy: s.policy(v)}, started: time.Now(), reply: &identityv1.Reply{}}
 	env, asJSON, err := x.unseal(ctx, m)
 	if err != nil {
 		s.reject(ctx, asked, err)
@@ -145,20 +143,7 @@ func (x *exchange) run(ctx context.Context, asked core.Asked) error {
 		next, err = x.do(ctx, cmds[0])
 		cmds = append(cmds[1:], next...)
 	}
-	for _, c := range cmds { // what was let in and then failed is recorded all the same
-		if a, ok := c.(core.Audit); ok && err != nil {
-			x.admitted(ctx, a.Record)
-		}
-	}
 	return err
-}
-
-// admitted records a request that was let in, once.
-func (x *exchange) admitted(ctx context.Context, rec *identityv1.Audit) {
-	if !x.again {
-		x.record(ctx, rec)
-		x.acted(rec)
-	}
 }
 
 func (x *exchange) decide(ctx context.Context, ev core.Event) ([]core.Command, error) {
@@ -178,7 +163,8 @@ func (x *exchange) decide(ctx context.Context, ev core.Event) ([]core.Command, e
 func (x *exchange) do(ctx context.Context, cmd core.Command) ([]core.Command, error) {
 	switch c := cmd.(type) {
 	case core.Audit:
-		x.admitted(ctx, c.Record)
+		x.admitted(ctx, c)
+		x.acted(c.Record)
 		return nil, nil
 	case core.VerifyToken:
 		return x.verify(ctx)
@@ -246,7 +232,18 @@ func (s *service) reject(ctx context.Context, asked core.Asked, err error) {
 
 // record queues an audit record.
 func (s *service) record(ctx context.Context, rec *identityv1.Audit) {
-	s.audit.Record(ctx, subjects.Audit("identity", ids.Tenant(rec.GetActor().GetTenant()), ids.SessionKey(rec.GetSession())), rec)
+	s.audit.Record(ctx, auditSubject(rec), rec)
+}
+
+// admitted records a request before anything acts on it. Whoever repeats the
+// request, or handles it after this process died, records it under the same id.
+// The id depends on a secret, so that nobody can take it beforehand.
+func (s *service) admitted(ctx context.Context, a core.Audit) {
+	s.audit.RecordAs(ctx, "audit-identity-"+s.derive.tag(a.Once), auditSubject(a.Record), a.Record)
+}
+
+func auditSubject(rec *identityv1.Audit) string {
+	return subjects.Audit("identity", ids.Tenant(rec.GetActor().GetTenant()), ids.SessionKey(rec.GetSession()))
 }
 
 // failure is what a user hears of an error. Faults of the platform are

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,6 +21,9 @@ import (
 
 // sessionKeyFile in Config.KeyDir holds the key that session keys are derived with.
 const sessionKeyFile = "identity-session.json"
+
+// auditDir there holds audit records that are not on the bus.
+const auditDir = "identity-audit"
 
 // curveFile there holds the key that requests are sealed to.
 const curveFile = "identity-curve.json"
@@ -63,7 +67,9 @@ func Run(ctx context.Context, cfg Config, conn *bus.Conn, log *slog.Logger, read
 	if err != nil {
 		return err
 	}
-	s.audit = auditlog.New(conn, log)
+	if s.audit, err = auditlog.Open(conn, log, cmp.Or(cfg.AuditDir, filepath.Join(cfg.KeyDir, auditDir))); err != nil {
+		return err
+	}
 	go s.derive.watch(ctx)
 	follow, quit := context.WithCancel(context.WithoutCancel(ctx))
 	s.follow = follow

@@ -3,7 +3,11 @@ package identity
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base32"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -94,4 +98,15 @@ func (k *sessionKeys) again() error {
 	}
 	k.keys.Store(&got)
 	return nil
+}
+
+// tag returns a name for data that only the holders of the session key can
+// compute. It uses the oldest live version, so that a rotation changes no name
+// until that version is removed.
+func (k *sessionKeys) tag(data []byte) string {
+	keys := *k.keys.Load()
+	mac := hmac.New(sha256.New, keys[len(keys)-1].Secret)
+	mac.Write([]byte("berth/v1/audit"))
+	mac.Write(data)
+	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(mac.Sum(nil)))
 }

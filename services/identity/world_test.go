@@ -46,6 +46,7 @@ type world struct {
 	minted map[string]*credentialsv1.MintRequest
 	state  corev1.State // of the session, as lifecycle.open tells it
 	before func()       // runs once, before lifecycle.open answers
+	onMint func()       // runs once, before credentials.mint answers
 	cfg    identity.Config
 }
 
@@ -66,6 +67,15 @@ func newWorldOn(t testing.TB, connect func(subjects.Caller) *bus.Conn, more ...i
 
 // newConfiguredWorld is a world whose identity is configured further.
 func newConfiguredWorld(t testing.TB, connect func(subjects.Caller) *bus.Conn, configure func(*identity.Config)) *world {
+	t.Helper()
+	w := newWorldWithoutIdentity(t, connect)
+	configure(&w.cfg)
+	w.replica(t)
+	return w
+}
+
+// newWorldWithoutIdentity is a world in which identity is yet to be started.
+func newWorldWithoutIdentity(t testing.TB, connect func(subjects.Caller) *bus.Conn) *world {
 	t.Helper()
 	w := &world{connect: connect, dir: t.TempDir(), minted: map[string]*credentialsv1.MintRequest{}, state: corev1.State_STATE_ACTIVE,
 		front: connect(frontends[0]), other: connect(frontends[1]), globex: connect(frontends[2]),
@@ -88,9 +98,7 @@ func newConfiguredWorld(t testing.TB, connect func(subjects.Caller) *bus.Conn, c
 		entry.TierFloor = "gvisor"
 		cfg.Issuers = append(cfg.Issuers, entry)
 	}
-	configure(&cfg)
 	w.cfg = cfg
-	w.replica(t)
 	return w
 }
 
@@ -211,6 +219,13 @@ func (w *world) fakeCredentials(t testing.TB) {
 	must(t, bus.Handle(c, "mint", func(_ context.Context, _ bus.Request, r *credentialsv1.MintRequest) (*credentialsv1.MintReply, error) {
 		w.note(r)
 		grant := "grant-" + string(ids.NewRequestID())
+		w.mu.Lock()
+		first := w.onMint
+		w.onMint = nil
+		w.mu.Unlock()
+		if first != nil {
+			first()
+		}
 		w.mu.Lock()
 		w.minted[grant] = r
 		w.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"slices"
 	"strings"
 	"time"
@@ -189,8 +190,12 @@ type CallList struct{ Actor *corev1.Actor }
 // Mint: have credentials mint a grant for the session.
 type Mint struct{ Session *corev1.SessionRef }
 
-// Audit: record what was decided.
-type Audit struct{ Record *identityv1.Audit }
+// Audit: record what was decided. An admission comes before what follows from
+// it and has a Once: the same request has the same one, whoever decides it again.
+type Audit struct {
+	Record *identityv1.Audit
+	Once   []byte
+}
 
 func (VerifyToken) command()   {}
 func (CallLifecycle) command() {}
@@ -222,8 +227,8 @@ func Decide(s State, ev Event, now time.Time) (State, []Command, error) {
 	if err != nil {
 		return s, []Command{s.audit(err, now)}, err
 	}
-	if s.admits(ev) {
-		cmds = append(cmds, s.audit(nil, now))
+	if s.admits(ev) { // recorded before anything acts on it
+		cmds = slices.Insert(cmds, 0, Command(s.audit(nil, now)))
 	}
 	return s, cmds, nil
 }
@@ -263,7 +268,24 @@ func (s State) audit(err error, now time.Time) Audit {
 	rec := NewAudit(s.Asked, err, now)
 	rec.Actor, rec.Session = s.Actor(), string(s.Session())
 	s.about(rec)
-	return Audit{rec}
+	a := Audit{Record: rec}
+	if err == nil {
+		a.Once = s.once()
+	}
+	return a
+}
+
+// once identifies a request that was admitted: who asked for what, under which
+// request id. The body names the session, so that a new version of the session
+// key changes nothing.
+func (s State) once() []byte {
+	a, who := s.Asked, s.Actor()
+	h := sha256.New()
+	for _, f := range [][]byte{[]byte("berth/v1/admission"), []byte(a.Door), []byte(a.Tenant), []byte(a.Frontend), []byte(who.GetIssuer()), []byte(who.GetSubject()),
+		[]byte(a.Envelope.GetRequestId()), BodyHash(a.Verb, a.Envelope.GetBody())} {
+		writeField(h, f)
+	}
+	return h.Sum(nil)
 }
 
 func tokenGood(s State, e TokenGood) (State, []Command, error) {
@@ -376,10 +398,13 @@ func awake(s State, e Awake) ([]Command, error) {
 func BodyHash(verb string, body []byte) []byte {
 	h := sha256.New()
 	for _, f := range [][]byte{[]byte("berth/v1/request"), []byte(verb), body} {
-		var n [4]byte
-		binary.BigEndian.PutUint32(n[:], uint32(len(f)))
-		h.Write(n[:])
-		h.Write(f)
+		writeField(h, f)
 	}
 	return h.Sum(nil)
+}
+
+// writeField writes a field after its length.
+func writeField(h hash.Hash, f []byte) {
+	h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(f))))
+	h.Write(f)
 }
