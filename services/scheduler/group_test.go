@@ -25,6 +25,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -131,6 +132,9 @@ func TestChangeOfLeaderKeepsLeasesAndEvents(t *testing.T) {
 	g := newGroup(t, 3, func(c *Config) { c.Lease, c.LeaseDrift = 9*time.Second, time.Second })
 	g.withHost(t, testHost, 0)
 	g.withHost(t, "h2", 0)
+	if p := g.peers(); p.GetFormat() != core.EntryVersion || p.GetNewestFormat() != core.EntryVersion {
+		t.Errorf("a group of one version writes format %d of %d", p.GetFormat(), p.GetNewestFormat())
+	}
 	steady := must[wakeReply](t)(g.open(0, "r1"))
 	var stop atomic.Bool
 	var work sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"github.com/berth-dev/berth/internal/errs"
 	"github.com/berth-dev/berth/schemas/errkind"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
+	"github.com/berth-dev/berth/services/scheduler/internal/core"
 )
 
 // peers lists the replicas.
@@ -24,7 +25,7 @@ func (l *leader) group(op string) (*schedulerv1.PeersReply, error) {
 	if err != nil {
 		return nil, errs.Wrap(op, "", err)
 	}
-	reply := &schedulerv1.PeersReply{Applied: l.rep.Applied()}
+	reply := &schedulerv1.PeersReply{Applied: l.rep.Applied(), Format: uint32(l.rep.Format()), NewestFormat: core.EntryVersion}
 	for _, p := range all {
 		reply.Peers = append(reply.Peers, &schedulerv1.Peer{Id: p.ID, Addr: p.Addr, Voter: p.Voter, Leader: p.Leader})
 	}

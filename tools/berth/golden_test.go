@@ -80,7 +80,7 @@ func sampleRemoved() removedOut {
 }
 
 func samplePeers() peersOut {
-	return peersOutOf(&schedulerv1.PeersReply{Applied: 1234, Peers: []*schedulerv1.Peer{
+	return peersOutOf(&schedulerv1.PeersReply{Applied: 1234, Format: 4, NewestFormat: 5, Peers: []*schedulerv1.Peer{
 		{Id: "scheduler-1", Addr: "10.77.3.11:7801", Voter: true}, {Id: "scheduler-2", Addr: "10.77.3.12:7801", Voter: true, Leader: true}, {Id: "scheduler-3", Addr: "10.77.3.13:7801", Voter: true}, {Id: "scheduler-4", Addr: "10.77.3.14:7801"}}})
 }
 

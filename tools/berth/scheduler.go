@@ -114,6 +114,9 @@ func (a *app) peersBy(op *sdk.Client, method string, req proto.Message) error {
 type peersOut struct {
 	Peers   []peerOut `json:"peers"`
 	Applied uint64    `json:"applied"`
+	// Formats of log entries: that the leader writes, and the newest that it reads; 0: an older version leads.
+	Format       uint32 `json:"format"`
+	NewestFormat uint32 `json:"newest_format"`
 }
 
 type peerOut struct {
@@ -124,7 +127,7 @@ type peerOut struct {
 }
 
 func peersOutOf(r *schedulerv1.PeersReply) peersOut {
-	out := peersOut{Peers: []peerOut{}, Applied: r.GetApplied()}
+	out := peersOut{Peers: []peerOut{}, Applied: r.GetApplied(), Format: r.GetFormat(), NewestFormat: r.GetNewestFormat()}
 	for _, p := range r.GetPeers() {
 		out.Peers = append(out.Peers, peerOut{p.GetId(), p.GetAddr(), p.GetVoter(), p.GetLeader()})
 	}
@@ -149,4 +152,7 @@ func (a *app) renderPeers(o peersOut) {
 	}
 	table(a.stdout, rows)
 	fmt.Fprintf(a.stdout, "the leader has applied entry %s; %s may be away\n", strconv.FormatUint(o.Applied, 10), count((voters-1)/2, "replica", "replicas"))
+	if o.Format < o.NewestFormat {
+		fmt.Fprintf(a.stdout, "the group writes log entries of format %d, since a replica does not answer or reads no newer one; this version has format %d\n", o.Format, o.NewestFormat)
+	}
 }

@@ -2593,7 +2593,11 @@ type PeersReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Peers []*Peer                `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
 	// Index of the last entry of the log that the leader has applied.
-	Applied       uint64 `protobuf:"varint,2,opt,name=applied,proto3" json:"applied,omitempty"`
+	Applied uint64 `protobuf:"varint,2,opt,name=applied,proto3" json:"applied,omitempty"`
+	// Format in which the leader writes entries: the newest that every member reads.
+	Format uint32 `protobuf:"varint,3,opt,name=format,proto3" json:"format,omitempty"`
+	// Newest format that the leader's version reads.
+	NewestFormat  uint32 `protobuf:"varint,4,opt,name=newest_format,json=newestFormat,proto3" json:"newest_format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2638,6 +2642,20 @@ func (x *PeersReply) GetPeers() []*Peer {
 func (x *PeersReply) GetApplied() uint64 {
 	if x != nil {
 		return x.Applied
+	}
+	return 0
+}
+
+func (x *PeersReply) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
+func (x *PeersReply) GetNewestFormat() uint32 {
+	if x != nil {
+		return x.NewestFormat
 	}
 	return 0
 }
@@ -4211,11 +4229,13 @@ const file_berth_scheduler_v1_scheduler_proto_rawDesc = "" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
 	"\arefused\x18\x02 \x01(\tR\arefused\x12\x14\n" +
 	"\x05ranks\x18\x03 \x03(\tR\x05ranks\"\x0e\n" +
-	"\fPeersRequest\"V\n" +
+	"\fPeersRequest\"\x93\x01\n" +
 	"\n" +
 	"PeersReply\x12.\n" +
 	"\x05peers\x18\x01 \x03(\v2\x18.berth.scheduler.v1.PeerR\x05peers\x12\x18\n" +
-	"\aapplied\x18\x02 \x01(\x04R\aapplied\"X\n" +
+	"\aapplied\x18\x02 \x01(\x04R\aapplied\x12\x16\n" +
+	"\x06format\x18\x03 \x01(\rR\x06format\x12#\n" +
+	"\rnewest_format\x18\x04 \x01(\rR\fnewestFormat\"X\n" +
 	"\x04Peer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x14\n" +
