@@ -20,24 +20,32 @@ const (
 	// drainWithin is how long a drain waits for awake sessions to fall idle.
 	drainWithin = 10 * time.Minute
 	drainMax    = 7 * 24 * time.Hour
+	// drainSlow is the longest pause before a session is saved again whose save came to nothing.
+	drainSlow = 30 * time.Second
 	// moves of sleeping sessions that share a sync of the log.
 	moveParallel = 16
 )
+
+// ask is when a drain asks for a session next, and how often it asked for a save.
+type ask struct {
+	at    time.Time
+	saves int
+}
 
 // drain hands over what is on hosts that are drained until ctx ends: saved
 // sleepers at once, unsaved ones when they are saved, awake ones when they are
 // idle or at the deadline. What it began is in the state, so that the next
 // leader goes on.
 func (l *leader) drain(ctx context.Context) error {
-	asked := map[ids.SessionKey]time.Time{} // when an awake session is asked next
+	asked := map[ids.SessionKey]ask{}
 	for {
 		wait := tidyEvery
 		for _, h := range l.draining() {
 			l.drainHost(ctx, h, asked)
 			wait = l.cfg.times.drainLook
 		}
-		for k, at := range asked {
-			if time.Since(at) > time.Minute {
+		for k, a := range asked {
+			if time.Since(a.at) > time.Minute {
 				delete(asked, k)
 			}
 		}
@@ -66,7 +74,7 @@ func (l *leader) draining() (out []*core.Host) {
 }
 
 // drainHost takes one more step with everything that is on a host.
-func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.SessionKey]time.Time) {
+func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.SessionKey]ask) {
 	var all []*core.Session
 	l.rep.View(func(st *core.State) { all = st.OnHost(h.ID) })
 	slices.SortStableFunc(all, func(a, b *core.Session) int {
@@ -87,7 +95,7 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 		case !ok:
 		case e.Move != nil:
 			moves = append(moves, e)
-		case e.Sleep != nil && !late && time.Now().Before(asked[s.Key]):
+		case (e.Save != nil || e.Sleep != nil && !late) && time.Now().Before(asked[s.Key].at):
 		default:
 			asks = append(asks, e)
 		}
@@ -98,11 +106,21 @@ func (l *leader) drainHost(ctx context.Context, h *core.Host, asked map[ids.Sess
 	}
 	asks = asks[:min(len(asks), max(l.cfg.HandoffParallel-busy, 0))]
 	for _, e := range asks {
-		if e.Sleep != nil {
-			asked[e.Sleep.Keys[0]] = time.Now().Add(l.cfg.times.drainIdle)
-		}
+		l.cfg.times.noteAsk(asked, e)
 	}
 	l.applyAll(ctx, asks)
+}
+
+// noteAsk notes that a session is asked for. A save that comes to nothing is asked for ever more slowly, so
+// that the sessions behind it have their turn.
+func (t times) noteAsk(asked map[ids.SessionKey]ask, e core.Entry) {
+	switch {
+	case e.Sleep != nil:
+		asked[e.Sleep.Keys[0]] = ask{at: time.Now().Add(t.drainIdle)}
+	case e.Save != nil:
+		n := asked[e.Save.Session].saves
+		asked[e.Save.Session] = ask{at: time.Now().Add(min(t.drainLook<<min(n, 8), drainSlow)), saves: n + 1}
+	}
 }
 
 // drainStep is the entry that brings a session on h nearer to its being

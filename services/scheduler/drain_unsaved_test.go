@@ -59,6 +59,31 @@ func TestDrainOfADiskThatWasEvicted(t *testing.T) {
 	}
 }
 
+// TestASaveInVainLeavesTheOthersTheirTurn: a session was never saved and its host has nothing of it, so that
+// each save of it comes to nothing. The sessions behind it are saved all the same, and it is asked for ever
+// more slowly.
+func TestASaveInVainLeavesTheOthersTheirTurn(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.HandoffParallel = 1 })
+	h1 := w.withHost(t, testHost, 0)
+	w.exited(h1, must[wakeReply](t)(w.open(1, "r1")).GetSession())
+	w.become(1, corev1.State_STATE_ASLEEP)
+	h1.evict(testKey(1).String())
+	w.exited(h1, w.awakeAndSaved(t, 2).GetSession())
+	w.become(2, corev1.State_STATE_ASLEEP)
+	w.drain("h1", true, time.Minute)
+	w.until("the other session is saved and has left", func() bool { rec := w.show(2); return !rec.GetUnsaved() && rec.GetHost() == "" })
+	if rec := w.show(1); !rec.GetUnsaved() || rec.GetNewestHost() != "h1" {
+		t.Errorf("nothing is given up: %v", rec)
+	}
+	asked, pauses := map[ids.SessionKey]ask{}, NewConfig(t.TempDir()).times
+	for n := range 12 {
+		pauses.noteAsk(asked, core.Entry{Save: &core.Save{Ref: core.Ref{Session: testKey(1)}}})
+		if pause, want := time.Until(asked[testKey(1)].at), min(pauses.drainLook<<n, drainSlow); pause > want || pause < want/2 {
+			t.Errorf("after save %d: a pause of %s, not %s", n+1, pause, want)
+		}
+	}
+}
+
 // evict takes a disk away, as a pool does that needs its room.
 func (h *fakeHost) evict(session string) {
 	h.mu.Lock()

@@ -124,7 +124,7 @@ func (l *leader) drain(h ids.Host) {
 	l.drains[h] = poke
 	l.w.spawn(l.r.p, "drain", func(t *task) {
 		defer delete(l.drains, h)
-		asked := map[ids.SessionKey]time.Duration{}
+		asked := map[ids.SessionKey]drainAsk{}
 		for !l.over {
 			rec := l.st().Host(h)
 			if rec == nil || !rec.Draining || rec.Drained {
@@ -137,7 +137,7 @@ func (l *leader) drain(h ids.Host) {
 }
 
 // drainHost takes one more step with everything that is on a host.
-func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]time.Duration) {
+func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]drainAsk) {
 	late := h.DrainDeadline != 0 && sched.At(l.r.p.wall()) >= h.DrainDeadline
 	busy := 0
 	var asks []sched.Entry
@@ -149,7 +149,7 @@ func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]time
 		case !ok:
 		case e.Move != nil:
 			l.handOver(t, e)
-		case e.Sleep != nil && !late && l.r.p.mono() < asked[s.Key]:
+		case (e.Save != nil || e.Sleep != nil && !late) && l.r.p.mono() < asked[s.Key].at:
 		default:
 			asks = append(asks, e)
 		}
@@ -158,8 +158,12 @@ func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]time
 		return
 	}
 	for _, e := range asks[:min(len(asks), max(drainJobs-busy, 0))] {
-		if e.Sleep != nil {
-			asked[e.Sleep.Keys[0]] = l.r.p.mono() + drainIdle
+		switch {
+		case e.Sleep != nil:
+			asked[e.Sleep.Keys[0]] = drainAsk{at: l.r.p.mono() + drainIdle}
+		case e.Save != nil:
+			n := asked[e.Save.Session].saves
+			asked[e.Save.Session] = drainAsk{at: l.r.p.mono() + min(time.Second<<min(n, 8), drainSlow), saves: n + 1}
 		}
 		l.handOver(t, e)
 	}
@@ -170,6 +174,15 @@ func (l *leader) handOver(t *task, e sched.Entry) {
 		l.w.cov.hit("drain " + e.Name())
 	}
 }
+
+// drainAsk is when a drain asks for a session next, and how often it asked for a save.
+type drainAsk struct {
+	at    time.Duration
+	saves int
+}
+
+// drainSlow is the longest pause before a session is saved again whose save came to nothing.
+const drainSlow = 30 * time.Second
 
 // drainIdle is how long an awake session must have been left alone to be taken away.
 const drainIdle = 5 * time.Second
