@@ -56,10 +56,13 @@ func (x *tx) erased(t *Tombstone, c *Removed) bool {
 }
 
 // passErasure adds another host to those that erase a generation, unless there
-// is one beside e's already, or no other host.
+// is one beside e's already, or no other host. A host that was removed counts as
+// having erased, and may not have cleaned the store.
 func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 	t := x.s.tombs[key]
-	if slices.ContainsFunc(t.Erase, func(v Erasure) bool { return v.Generation == e.Generation && v.Host != e.Host }) {
+	if slices.ContainsFunc(t.Erase, func(v Erasure) bool {
+		return v.Generation == e.Generation && v.Host != e.Host && (x.v < eraserSince || x.s.gone[v.Host] == nil)
+	}) {
 		return
 	}
 	h := x.eraser(e.Host)
