@@ -321,7 +321,7 @@ func (l *leader) rpcReport(t *task, c *ctx, from ids.Host, req any) (any, error)
 		e.Exited.Candidates = l.candidates([]ids.SessionKey{s.Key}, s.Terms)
 	}
 	if r.what == "dropped" {
-		e = sched.Entry{Dropped: &sched.Dropped{Session: r.ref.Session, Generation: r.ref.Generation, Host: from}}
+		e = sched.Entry{Dropped: &sched.Dropped{Session: r.ref.Session, Generation: r.ref.Generation, Epoch: r.ref.Epoch, Host: from}}
 	}
 	out, err := l.apply(t, c, e)
 	if err != nil {

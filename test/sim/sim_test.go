@@ -43,6 +43,7 @@ var known = []struct {
 	{803830, "the holder of a moved session was removed during the delete, and no other host cleaned the store"},
 	{1024358, "a moved session was deleted while no host held a lease, and no host cleaned the store later"},
 	{2044741, "both hosts of a deleted session were removed: the first counted as having cleaned the store"},
+	{2053413, "the simulated scheduler did not compare the epoch in a late report that a stale disk was dropped"},
 	{12975, "a late wake of a deleted generation made a disk on a host that heard of the delete first"},
 	{15500, "the same"},
 	{2017067, "a late resume took back the drain that was asked for after it, and the simulated operator did not look"},
