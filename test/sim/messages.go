@@ -82,6 +82,7 @@ type (
 	commitReq struct {
 		ref      sched.Ref
 		manifest sched.ManifestInfo
+		sealed   bool // the disk was not written to since
 	}
 	reportReq struct {
 		ref  sched.Ref

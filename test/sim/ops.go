@@ -364,7 +364,7 @@ func (a *agent) commitPending(t *task, c *ctx, img *image, ref sched.Ref) error 
 			return err
 		}
 		man := sched.ManifestInfo{ID: p.ID, Parent: img.rec.Base, ImageDigest: "sha256:image", TakenAt: sched.At(p.TakenAt)}
-		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, man})
+		_, err := ask[struct{}](t, c, "scheduler", "commit_manifest", commitReq{ref, man, p.Sealed})
 		return err
 	})
 	switch {

@@ -302,7 +302,7 @@ func (l *leader) rpcCommit(t *task, c *ctx, from ids.Host, req any) (any, error)
 			r.ref, from, r.manifest.Parent = refOf(s), s.Host, s.Manifest
 		}
 	}
-	out, err := l.apply(t, c, sched.Entry{Manifest: &sched.ManifestCmd{Ref: r.ref, Host: from, Manifest: r.manifest}})
+	out, err := l.apply(t, c, sched.Entry{Manifest: &sched.ManifestCmd{Ref: r.ref, Host: from, Manifest: r.manifest, Sealed: r.sealed}})
 	if err != nil {
 		return nil, err
 	}
