@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/egress/internal/scope"
 	"github.com/berth-dev/berth/services/egress/policy"
 )
 
@@ -155,6 +156,28 @@ func TestWatchIsBegunAnewAfterALostConnection(t *testing.T) {
 	if p.Of(binding(1)) != same || len(p.merged) != 1 {
 		t.Error("a policy of another tenant is a change for this one")
 	}
+}
+
+// A new bucket with as many revisions as the watch has seen replaces what is known.
+func TestReplacedBucketIsNoticed(t *testing.T) {
+	w := newWorld(t)
+	gen := w.apply(w.rule("api.example.com", ""), 0)
+	p := newPolicies(bustest.Connect(t, w.bus, subjects.Gate("h1")), bustest.Log(t))
+	p.changed, p.applied = func() {}, func(time.Duration) {}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); p.follow(ctx) }()
+	defer func() { cancel(); <-done }()
+	of := func() uint64 { return p.Of(binding(1)).Generation() }
+	eventually(t, "the policy is known", func() bool { return of() == gen })
+	keeper := bustest.Connect(t, w.bus, subjects.Keeper())
+	must(t, keeper.API(ctx, "STREAM.DELETE.KV_"+scope.Bucket, nil, nil))
+	_, err := bus.Reconcile(ctx, keeper, bus.Declared(1))
+	must(t, err)
+	_, err = bus.Invoke[*egressv1.ApplyReply](bustest.Context(t), w.op, "egress", "apply",
+		&egressv1.ApplyRequest{Scope: &egressv1.Scope{Layer: egressv1.Layer_LAYER_TENANT, Name: "another"}, Document: []byte("rules: []")})
+	must(t, err)
+	eventually(t, "the policy of the earlier bucket is gone", func() bool { _, n, _ := p.state(); return n == 1 && of() == 0 })
 }
 
 func TestRemovedPolicyLetsNothingOut(t *testing.T) {

@@ -158,13 +158,17 @@ func (p *policies) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	at, err := streamOf(ctx, bucket) // before the watch: a bucket that is replaced in between is found by guard
+	if err != nil {
+		return err
+	}
 	w, err := bucket.KV().WatchAll(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Stop() }()
 	behind := make(chan error, 1)
-	go p.guard(ctx, bucket, behind)
+	go p.guard(ctx, bucket, at.Created, behind)
 	held := map[string]document{}
 	seen, whole := uint64(0), false
 	for {
@@ -195,8 +199,9 @@ func (p *policies) watch(ctx context.Context) error {
 	}
 }
 
-// guard says so when the watch does not keep up with the bucket, or the connection was lost meanwhile.
-func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, behind chan<- error) {
+// guard reports when the watch does not keep up with the bucket created at that time, when that bucket was
+// replaced, and when the connection was lost meanwhile.
+func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, created time.Time, behind chan<- error) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	began := p.conn.NATS().Stats().Reconnects
@@ -214,10 +219,15 @@ func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, behind chan<- 
 		if n%askEvery != 0 {
 			continue
 		}
-		last, err := lastRevision(ctx, bucket)
+		at, err := streamOf(ctx, bucket)
 		if err != nil {
 			continue // while it cannot be asked there is nothing to be late for
 		}
+		if !at.Created.Equal(created) { // it may have as many revisions as the watch has seen
+			behind <- errs.E("", errkind.Conflict, "", "the bucket was replaced")
+			return
+		}
+		last := at.State.LastSeq
 		p.mu.Lock()
 		if p.known && p.seen == last {
 			late, p.heard = 0, time.Now()
@@ -232,18 +242,19 @@ func (p *policies) guard(ctx context.Context, bucket *bus.Bucket, behind chan<- 
 	}
 }
 
-func lastRevision(ctx context.Context, bucket *bus.Bucket) (uint64, error) {
+// streamOf describes the stream of a bucket as it is now.
+func streamOf(ctx context.Context, bucket *bus.Bucket) (*jetstream.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	st, err := bucket.KV().Status(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	b, ok := st.(*jetstream.KeyValueBucketStatus)
 	if !ok {
-		return 0, errors.New("the state of the bucket cannot be read")
+		return nil, errors.New("the state of the bucket cannot be read")
 	}
-	return b.StreamInfo().State.LastSeq, nil
+	return b.StreamInfo(), nil
 }
 
 // take makes what the bucket holds what is in force.
