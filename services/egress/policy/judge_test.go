@@ -2,12 +2,14 @@ package policy
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/services/egress/authority"
+	"golang.org/x/sys/unix"
 
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	egressv1 "github.com/berth-dev/berth/schemas/gen/berth/egress/v1"
@@ -113,15 +115,27 @@ TCP to db.test:22 was false, now true allowed by "tcp", 1 of 1
 // TestManyRulesJudgeInMicroseconds: 10,000 of them, and as many sessions that share them.
 func TestManyRulesJudgeInMicroseconds(t *testing.T) {
 	p := many(t, 10_000)
-	began := time.Now()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime(t)
 	for range 1000 {
 		if !p.Judge(Request{Name: "h9999.example.com", Port: 443, Protocol: HTTPS, Method: "GET", Path: "/v1/x"}).Allowed {
 			t.Fatal("it is denied")
 		}
 	}
-	if took := time.Since(began); took > 500*time.Millisecond {
+	if took := threadTime(t) - began; took > 500*time.Millisecond {
 		t.Errorf("1,000 decisions by 10,000 rules took %s", took)
 	}
+}
+
+// threadTime is the CPU time of this thread, which other processes do not lengthen.
+func threadTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func many(t testing.TB, n int) *Policy {
