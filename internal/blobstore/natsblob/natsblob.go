@@ -96,6 +96,12 @@ type bucket struct {
 	closed   chan struct{}
 	leftover map[string]struct{} // chunks to take away once the server answers
 	sweeping bool
+	last     answered
+}
+
+// answered is the newest answer of the stream to any writer.
+type answered struct {
+	at, sent time.Time // when the answer came, and when what it answers was sent
 }
 
 // Open opens the object store of a name. It does not create it: the bus

@@ -179,14 +179,34 @@ func (w *writer) ack(ctx context.Context) error {
 	return nil
 }
 
+// answered notes that the stream answered what was sent at that time.
+func (b *bucket) answered(sent time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last = answered{time.Now(), sent}
+}
+
+// patience is how long an answer to what was sent at that time is still waited for, in a wait that began
+// at since. The stream answers in the order of sending: while it answers what was sent earlier, by other
+// writers too, it does not stall. Once it answers what was sent later, it skipped this.
+func (b *bucket) patience(sent, since time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.last.at.After(since) && b.last.sent.Before(sent) {
+		since = b.last.at
+	}
+	return time.Until(since.Add(stall))
+}
+
 func (w *writer) answer(ctx context.Context) (*nats.Msg, error) {
-	t := time.NewTimer(stall)
+	began, t := time.Now(), time.NewTimer(stall)
 	defer t.Stop()
 	look := time.NewTicker(lookAfter)
 	defer look.Stop()
 	for {
 		select {
 		case m := <-w.acks:
+			w.b.answered(w.times[w.heard])
 			w.heard++
 			return m, nil
 		case <-ctx.Done():
@@ -198,7 +218,11 @@ func (w *writer) answer(ctx context.Context) (*nats.Msg, error) {
 				return nil, errLed
 			}
 		case <-t.C:
-			return nil, fmt.Errorf("the bus acknowledged nothing within %s", stall)
+			left := w.b.patience(w.times[w.heard], began)
+			if left <= 0 {
+				return nil, fmt.Errorf("the bus acknowledged nothing within %s", stall)
+			}
+			t.Reset(left)
 		}
 	}
 }
@@ -320,18 +344,26 @@ func (w *writer) publish(body []byte, last uint64) error {
 	m.Data = body
 	lost := w.b.nc.StatusChanged(nats.DISCONNECTED, nats.RECONNECTING, nats.CLOSED)
 	defer w.b.nc.RemoveStatusListener(lost)
-	ctx, cancel := context.WithTimeout(w.ctx, stall)
+	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
+	sent := time.Now()
 	go func() {
 		defer cancel()
-		sent, look := time.Now(), time.NewTicker(lookAfter)
+		look, t := time.NewTicker(lookAfter), time.NewTimer(stall)
 		defer look.Stop()
+		defer t.Stop()
 		for {
 			select {
 			case <-lost:
 				return
 			case <-ctx.Done():
 				return
+			case <-t.C:
+				left := w.b.patience(sent, sent)
+				if left <= 0 {
+					return
+				}
+				t.Reset(left)
 			case <-look.C:
 				if w.b.ledSince(ctx, sent) {
 					return
@@ -346,6 +378,7 @@ func (w *writer) publish(body []byte, last uint64) error {
 	case err != nil:
 		return errs.E(opPut, errkind.Deadline, w.key, fmt.Errorf("whether it was stored is not known: %w", err))
 	}
+	w.b.answered(sent)
 	if _, err = pubAck(reply); err != nil {
 		return failed(opPut, w.key, err)
 	}
