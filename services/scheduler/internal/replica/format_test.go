@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/errs"
+	"github.com/berth-dev/berth/internal/testport"
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/services/scheduler/internal/core"
 	"github.com/hashicorp/raft"
@@ -192,7 +193,7 @@ func TestOlderReplicaIsNotAddedToANewerGroup(t *testing.T) {
 	g := newGroup(t, 1)
 	lead := g.leader()
 	apply(t, lead, joinEntry())
-	g.cfg["m1"] = Config{Dir: t.TempDir(), Log: quiet(), ID: "m1", Bind: freeAddr(t), TLS: g.ca.conf("m1"), Join: true, reads: before,
+	g.cfg["m1"] = Config{Dir: t.TempDir(), Log: quiet(), ID: "m1", Bind: testport.Addr(t), TLS: g.ca.conf("m1"), Join: true, reads: before,
 		Fatal: func(err error) { t.Error(err) }}
 	g.start("m1")
 	err := lead.AddPeer(within(t, 20*time.Second), "m1", g.cfg["m1"].Bind)
