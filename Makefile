@@ -78,8 +78,8 @@ flake: runtimes image build testtools $(NATSCLI) ## PKG N times (default 20), ev
 	@$(BIN)/flake -n $(or $(N),20) -exec $(BIN)/testns $(if $(RACE_DETECTOR),-race) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 check: ## quick: vet and tests that need neither root nor runtimes
-	@go vet $(MODULES)
-	@set -o pipefail; go test -short -json -p 2 -timeout 10m $(MODULES) | go run ./tools/testreport
+	@CGO_ENABLED=0 go vet $(MODULES)
+	@set -o pipefail; CGO_ENABLED=0 go test -short -vet=off -json -p 2 -timeout 10m $(MODULES) | go run ./tools/testreport -began $(BEGAN) -budget 90s
 
 # One suite at full size.
 e2e egress hostile chaos: export BERTH_TEST_LONG := 1
