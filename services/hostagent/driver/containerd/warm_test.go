@@ -112,7 +112,7 @@ func TestAClaimedContainerIsAsAColdOne(t *testing.T) {
 var (
 	numbers = regexp.MustCompile(`(?m)^\d+ \d+ \d+:\d+ `)
 	peers   = regexp.MustCompile(` (master|shared|propagate_from):\d+`)
-	moving  = regexp.MustCompile(`(?m)^(Vm|Rss|Pid|Tgid|NSpid|NStgid|NSpgid|NSsid|Threads|voluntary|nonvoluntary|Uid|Gid|FDSize|SigQ|SigP|Shd|SigBlk|x86).*$`)
+	moving  = regexp.MustCompile(`(?m)^(State|Vm|Rss|Pid|Tgid|NSpid|NStgid|NSpgid|NSsid|Threads|voluntary|nonvoluntary|Uid|Gid|FDSize|SigQ|SigP|Shd|SigBlk|x86).*$`)
 	owners  = regexp.MustCompile(`(uid|gid|0 )\s*=?\s*[1-9]\d{6,9}`)
 )
 

@@ -22,7 +22,11 @@ const (
 
 // personalise makes the generic machine this sandbox. Nothing of the user has run before.
 func (m *making) personalise(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, m.d.cfg.PersonaliseTime)
+	within := m.d.cfg.PersonaliseTime
+	if m.tpl == nil { // the VM boots first
+		within += m.d.cfg.BootTime
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	v := m.d.vmOf(m.id)
 	if v == nil {
