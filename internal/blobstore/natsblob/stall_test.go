@@ -27,7 +27,7 @@ func TestAnswersToEarlierWritersAreNoStall(t *testing.T) {
 		time.Sleep(stall)
 		want("after silence since", 0)
 		time.Sleep(time.Second)
-		b.answered(sent.Add(time.Second))
+		b.answered(sent.Add(2 * lookAfter))
 		if left := b.patience(sent, sent); left > 0 {
 			t.Errorf("%s left after an answer to a later writer", left)
 		}

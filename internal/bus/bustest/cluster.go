@@ -85,7 +85,7 @@ func (s nodeSpec) run() error {
 		d.Clustered = true
 		cfg.Declaration = &d
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute) // for three nodes on a busy machine
 	defer cancel()
 	_, err = bus.StartEmbedded(ctx, cfg)
 	return err
