@@ -234,7 +234,7 @@ func (l *leader) rpcJoin(t *task, c *ctx, from ids.Host, req any) (any, error) {
 	l.erase.fire(l.w)
 	reply := joinReply{}
 	for _, s := range sorted(l.st()) {
-		if s.Host == r.host {
+		if s.Host == r.host || s.Newest == r.host {
 			reply.owned = append(reply.owned, s)
 		}
 	}
