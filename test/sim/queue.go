@@ -143,6 +143,10 @@ func (l *leader) drainHost(t *task, h *sched.Host, asked map[ids.SessionKey]drai
 	var asks []sched.Entry
 	for _, s := range l.st().OnHost(h.ID) {
 		e, ok := l.drainStep(s, h.ID, late)
+		if ok && e.Save != nil && e.Save.Host != h.ID && !l.alive(e.Save.Host) {
+			// What is unsaved is on a host that is away; this one has nothing of it.
+			e = sched.Entry{Move: &sched.Move{Session: s.Key, Generation: s.Generation, Host: h.ID}}
+		}
 		switch {
 		case s.State == sched.Sleeping:
 			busy++
