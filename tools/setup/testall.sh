@@ -20,6 +20,7 @@ gotest() {
 }
 
 everything() {
+	trap 'exit 130' INT TERM # a subshell begins without its parent's traps
 	export CGO_ENABLED=0 # as in make build: what that compiled is not compiled again
 	gotest real -p 2 -timeout 40m -skip "$clusters" $real >"$dir/real.json" &
 	local job=$!
