@@ -107,7 +107,7 @@ func (x *execution) detach(ctx context.Context) error {
 	return nil
 }
 
-// exited is told the status of the process, with the gate of the reaper held.
+// exited receives the status of the process on the goroutine of the reaper, which it must not block.
 func (x *execution) exited(status syscall.WaitStatus, err error) {
 	at := time.Now()
 	for _, o := range x.outs {

@@ -16,7 +16,7 @@ type Call struct {
 
 // Program looks up what a call names and returns how to start it. The start is told the descriptors
 // that become 0, 1 and 2, which stay the agent's, and returns a child of this process that leads a
-// process group of its own. It runs while no child is collected. An error of wire is told as it is.
+// process group of its own. While it runs, no child but those of earlier execs is collected. An error of wire is told as it is.
 type Program func(Call) (start func(files [3]uintptr) (pid int, err error), err error)
 
 // program finds what an exec runs: a file of the sandbox, or what Options.Program makes of it.

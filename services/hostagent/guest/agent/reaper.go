@@ -13,10 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reaper collects the exit status of every child exactly once and hands it to
-// whom it belongs. A start holds gate for reading until its pid is known, and
-// collecting holds it for writing, so that no status is collected before there
-// is someone to give it to, and no signal goes to a pid that was collected.
+// reaper collects the exit status of every child exactly once and delivers it to
+// the exec that started the child. A start holds gate for reading until its pid
+// is known, and collecting unknown children holds it for writing, so that no
+// status is collected before there is an exec to deliver it to. Known children
+// are collected without gate: a start that hangs delays no other exec's exit.
+// Signals and the collecting of known children hold mu, so that no signal goes
+// to a pid that was collected.
 type reaper struct {
 	all  bool // collect every child, as PID 1 must
 	gate sync.RWMutex
@@ -26,6 +29,9 @@ type reaper struct {
 	mu    sync.Mutex
 	procs map[int]func(syscall.WaitStatus, error)
 }
+
+// gateRetry is the pause between two attempts to collect while a start is under way.
+const gateRetry = 2 * time.Millisecond
 
 // orphanLook is how often an agent without children looks for new ones: only
 // what a runtime put into the sandbox from outside can appear without a start.
@@ -60,12 +66,9 @@ func (r *reaper) spawn(start func() (int, error), exited func(syscall.WaitStatus
 
 // signalGroup signals the process group of a child that was not yet collected.
 func (r *reaper) signalGroup(pid int, sig syscall.Signal) error {
-	r.gate.RLock()
-	defer r.gate.RUnlock()
 	r.mu.Lock()
-	_, alive := r.procs[pid]
-	r.mu.Unlock()
-	if !alive {
+	defer r.mu.Unlock()
+	if _, alive := r.procs[pid]; !alive {
 		return syscall.ESRCH
 	}
 	return unix.Kill(-pid, sig)
@@ -107,21 +110,52 @@ func muteChildSignal() {
 	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&deflt)), 0, 8, 0, 0)
 }
 
-// collect takes every status that there is.
+// collect collects every child that has ended. While a start is under way it
+// collects only known children: an unknown one may be the child of that start.
 func (r *reaper) collect() {
-	r.gate.Lock()
-	defer r.gate.Unlock()
-	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		if err != nil || pid <= 0 {
-			return
-		}
-		r.deliver(pid, status, nil)
+	for !r.gate.TryLock() {
+		r.collectKnown()
+		time.Sleep(gateRetry)
 	}
+	defer r.gate.Unlock()
+	for r.take(-1) {
+	}
+}
+
+// collectKnown collects the children of execs that have ended.
+func (r *reaper) collectKnown() {
+	r.mu.Lock()
+	pids := make([]int, 0, len(r.procs))
+	for pid := range r.procs {
+		pids = append(pids, pid)
+	}
+	r.mu.Unlock()
+	for _, pid := range pids {
+		r.take(pid)
+	}
+}
+
+// take collects one child that has ended, any for -1, and reports whether there
+// was one. The status of an orphan is dropped.
+func (r *reaper) take(which int) bool {
+	var status syscall.WaitStatus
+	var pid int
+	r.mu.Lock()
+	err := retryEINTR(func() (err error) {
+		pid, err = syscall.Wait4(which, &status, syscall.WNOHANG, nil)
+		return err
+	})
+	if err != nil || pid <= 0 {
+		r.mu.Unlock()
+		return false
+	}
+	exited := r.procs[pid]
+	delete(r.procs, pid)
+	r.mu.Unlock()
+	if exited != nil {
+		exited(status, nil)
+	}
+	return true
 }
 
 // waitOne waits for one child when the others are not ours to collect.
@@ -129,29 +163,18 @@ func (r *reaper) waitOne(pid int) {
 	err := retryEINTR(func() error {
 		return unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 	})
-	r.gate.Lock()
-	defer r.gate.Unlock()
-	var status syscall.WaitStatus
+	if err == nil && r.take(pid) {
+		return
+	}
 	if err == nil {
-		err = retryEINTR(func() error {
-			_, err := syscall.Wait4(pid, &status, 0, nil)
-			return err
-		})
+		err = syscall.ECHILD // another waiter of this process has its status
 	}
-	if err != nil {
-		err = fmt.Errorf("wait for process %d: %w", pid, err)
-	}
-	r.deliver(pid, status, err)
-}
-
-// deliver hands a status over; a stranger's (an orphan's) is dropped.
-func (r *reaper) deliver(pid int, status syscall.WaitStatus, err error) {
 	r.mu.Lock()
 	exited := r.procs[pid]
 	delete(r.procs, pid)
 	r.mu.Unlock()
 	if exited != nil {
-		exited(status, err)
+		exited(0, fmt.Errorf("wait for process %d: %w", pid, err))
 	}
 }
 
