@@ -52,6 +52,7 @@ func MainOn(in io.Reader, out io.Writer, opts Options) int {
 	// The agent works in turns with the processes that it serves. More threads than one would mostly
 	// wake each other, on processors that belong to them.
 	runtime.GOMAXPROCS(1)
+	spareThreads(spares)
 	closeOnExec()
 	if opts.Enter {
 		if err := enter.Prepare(); err != nil {

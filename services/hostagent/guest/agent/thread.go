@@ -2,11 +2,40 @@ package agent
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// spares is how many threads the agent may need at once for blocking system calls
+// while the sandbox is at its limit of processes.
+const spares = 6
+
+// spareThreads makes the runtime create n threads, which it keeps for later use.
+// Without a spare thread a blocking system call makes the runtime create one, and
+// the runtime ends the process if the limit of processes allows none: a fork bomb
+// would end PID 1, and with it the sandbox.
+func spareThreads(n int) {
+	var locked, unlocked sync.WaitGroup
+	release := make(chan struct{})
+	locked.Add(n)
+	unlocked.Add(n)
+	for range n {
+		go func() {
+			defer unlocked.Done()
+			runtime.LockOSThread() // no two of these goroutines share a thread
+			locked.Done()
+			<-release
+			runtime.UnlockOSThread()
+		}()
+	}
+	locked.Wait()
+	close(release)
+	unlocked.Wait()
+}
 
 // The raw calls below change one thread; the wrappers of the standard library
 // change all of them.
