@@ -40,9 +40,6 @@ const (
 	specType         = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 )
 
-// minGVisorPIDs: the limit counts the threads of gVisor's own kernel too.
-const minGVisorPIDs = 400
-
 // making is one Create.
 type making struct {
 	d     *Driver

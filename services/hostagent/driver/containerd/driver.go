@@ -345,6 +345,9 @@ func (d *Driver) claim(spec driver.Spec) (record, error) {
 		return record{}, errs.E(op, errkind.NoCapacity, string(id), err)
 	}
 	r := record{Session: spec.Session, Generation: spec.Generation, Epoch: spec.Epoch, Tier: spec.Tier, Slot: slot, OpenFiles: spec.Limits.OpenFiles}
+	if spec.Tier == driver.GVisor {
+		r.PIDs = spec.Limits.PIDs
+	}
 	d.known[id] = r
 	return r, nil
 }

@@ -224,7 +224,15 @@ func TestLimitsOfARunningSandbox(t *testing.T) {
 		spec.Limits.OpenFiles = 333
 		sb, _ := start(t, d, spec, tier)
 		more := spec.Limits
-		more.CPUMillis, more.MemoryBytes, more.PIDs = 2000, 512<<20, 500
+		more.CPUMillis, more.MemoryBytes = 2000, 512<<20
+		processes := spec.Limits
+		processes.PIDs = 500
+		switch err := d.Resize(t.Context(), sb.ID, processes); {
+		case tier == driver.GVisor && !errs.Is(err, errkind.Unimplemented):
+			t.Errorf("%s: another number of processes: %v", tier, err)
+		case tier != driver.GVisor && err != nil:
+			t.Errorf("%s: %v", tier, err)
+		}
 		for _, l := range []driver.Limits{more, spec.Limits} {
 			if err := d.Resize(t.Context(), sb.ID, l); err != nil {
 				t.Errorf("%s: %v", tier, err)

@@ -29,6 +29,9 @@ type record struct {
 	Slot uint32 `json:"slot"`
 	// OpenFiles is the limit of each process, 0 if it is the driver's own.
 	OpenFiles uint64 `json:"open_files,omitempty"`
+	// PIDs is the limit of processes that gVisor's kernel was started with, 0 for other tiers and for
+	// sandboxes from before that limit.
+	PIDs uint32 `json:"pids,omitempty"`
 	// Device of the session's disk, "major:minor", where its rate can be limited.
 	Device string `json:"device,omitempty"`
 	// Bound: a sandbox that was prepared has all that its session asks for. One that has a session and is

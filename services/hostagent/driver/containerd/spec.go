@@ -107,11 +107,19 @@ func (m *making) process() *specs.Process {
 	return &specs.Process{
 		Args: args, Cwd: "/", Env: environment(m.spec), NoNewPrivileges: true,
 		Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
-		Rlimits: []specs.POSIXRlimit{
-			{Type: "RLIMIT_NOFILE", Soft: files(m.spec.Limits), Hard: files(m.spec.Limits)},
-			{Type: "RLIMIT_CORE"},
-		},
+		Rlimits:      m.rlimits(),
 	}
+}
+
+func (m *making) rlimits() []specs.POSIXRlimit {
+	out := []specs.POSIXRlimit{
+		{Type: "RLIMIT_NOFILE", Soft: files(m.spec.Limits), Hard: files(m.spec.Limits)},
+		{Type: "RLIMIT_CORE"},
+	}
+	if m.spec.Tier == driver.GVisor {
+		out = append(out, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: tasks(m.spec.Limits), Hard: tasks(m.spec.Limits)})
+	}
+	return out
 }
 
 // environment is the image's, then the session's; a PATH is always there.

@@ -183,6 +183,9 @@ func (d *Driver) noteWarm(op string, w driver.WarmSpec) (record, error) {
 		return record{}, errs.E(op, errkind.NoCapacity, string(w.ID), err)
 	}
 	r := record{Tier: w.Tier, Slot: slot, OpenFiles: w.Limits.OpenFiles}
+	if w.Tier == driver.GVisor {
+		r.PIDs = w.Limits.PIDs
+	}
 	d.known[w.ID] = r
 	return r, nil
 }

@@ -46,6 +46,8 @@ func (warmGVisor) fits(w driver.WarmSpec, spec driver.Spec) string {
 		return "its first process is not the guest agent, which has to enter the root"
 	case spec.Hostname != w.Hostname:
 		return "its host name is set when the sandbox starts"
+	case spec.Limits.PIDs != w.Limits.PIDs:
+		return "how many processes it may have is set when the sandbox starts"
 	}
 	return ""
 }
@@ -53,7 +55,7 @@ func (warmGVisor) fits(w driver.WarmSpec, spec driver.Spec) string {
 // root mounts a root with nothing in it but the folders that things are mounted on, and the slot. The
 // root comes last: where it is, all is.
 func (warmGVisor) root(m *making) error {
-	if why := (warmGVisor{}).fits(driver.WarmSpec{Init: m.spec.Init, Guest: m.spec.Guest, Hostname: m.spec.Hostname}, m.spec); why != "" {
+	if why := (warmGVisor{}).fits(driver.WarmSpec{Init: m.spec.Init, Guest: m.spec.Guest, Hostname: m.spec.Hostname, Limits: m.spec.Limits}, m.spec); why != "" {
 		return errs.E("prepare sandbox", errkind.Unimplemented, string(m.id), why)
 	}
 	slot := m.d.slot(m.id)
