@@ -412,5 +412,6 @@ func (d *Driver) task(ctx context.Context, id ids.SandboxID) (int, driver.State,
 	if r.Process == nil {
 		return 0, driver.Partial, errs.E("look at sandbox", errkind.Internal, string(id), "containerd knows the task but not its process")
 	}
-	return int(r.Process.Pid), stateOf(r.Process.Status), nil
+	pid, state := d.orUnread(id, r.Process)
+	return pid, state, nil
 }

@@ -44,7 +44,7 @@ func (d *Driver) find(ctx context.Context) ([]driver.Found, error) {
 		if r, err := readRecord(d.folder(id)); err == nil {
 			f.Sandbox = d.sandbox(id, r)
 			if t, ok := tasks[string(id)]; ok {
-				f.State, f.PID = stateOf(t.Status), int(t.Pid)
+				f.PID, f.State = d.orUnread(id, t)
 			}
 			f.PID, f.State = d.orFrozen(id, f.PID, f.State)
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
@@ -141,4 +142,29 @@ func (d *Driver) allFrozen() map[ids.SandboxID]int {
 		}
 	}
 	return out
+}
+
+// orUnread returns the state of a task. Where its runtime could not read the state, the process that was seen
+// running decides: runsc gets no answer from a sandbox that is busy enough, and containerd then calls the
+// state unknown. That is no end of the sandbox.
+func (d *Driver) orUnread(id ids.SandboxID, t *tasktypes.Process) (int, driver.State) {
+	if t.Status == tasktypes.Status_UNKNOWN {
+		d.mu.Lock()
+		pid, ok := d.ran[id]
+		d.mu.Unlock()
+		if ok && executing(pid) {
+			return pid, driver.Running
+		}
+	}
+	return int(t.Pid), stateOf(t.Status)
+}
+
+// executing reports whether a process exists and is no zombie.
+func executing(pid int) bool {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
+	}
+	_, state, ok := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
+	return ok && state != "" && state[0] != 'Z' && state[0] != 'X'
 }
