@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 
 	"github.com/berth-dev/berth/internal/errs"
@@ -45,6 +46,10 @@ func (d *Driver) find(ctx context.Context) ([]driver.Found, error) {
 			f.Sandbox = d.sandbox(id, r)
 			if t, ok := tasks[string(id)]; ok {
 				f.PID, f.State = d.orUnread(id, t)
+			} else {
+				f.PID, f.State = d.unlisted(id, func() (*tasksapi.GetResponse, error) {
+					return call(ctx, d.ctrd.tasks.Get, &tasksapi.GetRequest{ContainerID: string(id)})
+				})
 			}
 			f.PID, f.State = d.orFrozen(id, f.PID, f.State)
 		}

@@ -149,14 +149,37 @@ func (d *Driver) allFrozen() map[ids.SandboxID]int {
 // state unknown. That is no end of the sandbox.
 func (d *Driver) orUnread(id ids.SandboxID, t *tasktypes.Process) (int, driver.State) {
 	if t.Status == tasktypes.Status_UNKNOWN {
-		d.mu.Lock()
-		pid, ok := d.ran[id]
-		d.mu.Unlock()
-		if ok && executing(pid) {
+		if pid, ok := d.executes(id); ok {
 			return pid, driver.Running
 		}
 	}
 	return int(t.Pid), stateOf(t.Status)
+}
+
+// unlisted returns the state of a sandbox whose task containerd did not list. It leaves out a task whose
+// runtime does not answer in time, so a sandbox whose process runs is asked for by name: only the answer that
+// there is no such task is an end.
+func (d *Driver) unlisted(id ids.SandboxID, get func() (*tasksapi.GetResponse, error)) (int, driver.State) {
+	pid, ok := d.executes(id)
+	if !ok {
+		return 0, driver.Partial
+	}
+	r, err := get()
+	switch {
+	case isNotFound(err):
+		return 0, driver.Partial
+	case err == nil && r.Process != nil:
+		return d.orUnread(id, r.Process)
+	}
+	return pid, driver.Running
+}
+
+// executes reports whether the process of the sandbox that was seen running still runs.
+func (d *Driver) executes(id ids.SandboxID) (pid int, ok bool) {
+	d.mu.Lock()
+	pid, ok = d.ran[id]
+	d.mu.Unlock()
+	return pid, ok && executing(pid)
 }
 
 // executing reports whether a process exists and is no zombie.

@@ -5,8 +5,11 @@ import (
 	"os/exec"
 	"testing"
 
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/services/hostagent/driver"
@@ -25,15 +28,26 @@ func TestAStateThatCannotBeReadIsNoEnd(t *testing.T) {
 	}
 	const id = ids.SandboxID("bseen")
 	d := &Driver{ran: map[ids.SandboxID]int{id: cmd.Process.Pid}}
-	check := func(what string, of ids.SandboxID, status tasktypes.Status, want driver.State) {
+	check := func(what string, of ids.SandboxID, is tasktypes.Status, want driver.State) {
 		t.Helper()
-		if _, got := d.orUnread(of, &tasktypes.Process{Status: status}); got != want {
+		if _, got := d.orUnread(of, &tasktypes.Process{Status: is}); got != want {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	}
 	check("its process runs", id, tasktypes.Status_UNKNOWN, driver.Running)
 	check("it was never seen running", "bother", tasktypes.Status_UNKNOWN, driver.Partial)
 	check("the runtime says that it has ended", id, tasktypes.Status_STOPPED, driver.Exited)
+	for what, answer := range map[string]struct {
+		err  error
+		want driver.State
+	}{
+		"containerd lists no task and its runtime does not answer": {status.Error(codes.DeadlineExceeded, "late"), driver.Running},
+		"containerd knows no task":                                 {status.Error(codes.NotFound, "none"), driver.Partial},
+	} {
+		if _, got := d.unlisted(id, func() (*tasksapi.GetResponse, error) { return nil, answer.err }); got != answer.want {
+			t.Errorf("%s: %v, want %v", what, got, answer.want)
+		}
+	}
 	if err := in.Close(); err != nil {
 		t.Fatal(err)
 	}
