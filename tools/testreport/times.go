@@ -146,10 +146,16 @@ const slowest = 20
 func (t *times) print(w io.Writer) {
 	byWall := func(a, b string) int { return cmp.Compare(t.packages[b].wall, t.packages[a].wall) }
 	fmt.Fprintf(w, "\nPackages (seconds):\n      wall       cpu    waited\n")
+	quick := 0
 	for _, p := range slices.SortedStableFunc(slices.Values(slices.Sorted(maps.Keys(t.packages))), byWall) {
 		c := t.packages[p]
+		if c.wall < 0.05 {
+			quick++
+			continue
+		}
 		fmt.Fprintf(w, "  %8.1f  %8.1f  %8.1f  %s\n", c.wall, c.cpu, c.waited, p)
 	}
+	fmt.Fprintf(w, "  and %d packages of less than 0.05 s each\n", quick)
 	byTime := func(a, b string) int { return cmp.Compare(t.tests[b], t.tests[a]) }
 	names := slices.SortedStableFunc(slices.Values(slices.Sorted(maps.Keys(t.tests))), byTime)
 	fmt.Fprintf(w, "\nThe %d slowest tests:\n", min(slowest, len(names)))
