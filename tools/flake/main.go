@@ -152,6 +152,9 @@ func (o options) once(ctx context.Context, bin, dir string, load bool) (took tim
 	cmd.WaitDelay = 30 * time.Second
 	began := time.Now()
 	err = cmd.Run()
+	if err == nil && bytes.Contains(buf.Bytes(), []byte("testing: warning: no tests to run")) {
+		err = errors.New("no test ran")
+	}
 	return time.Since(began), buf.Bytes(), err
 }
 
