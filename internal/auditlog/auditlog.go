@@ -113,6 +113,7 @@ func (l *Log) Record(ctx context.Context, subject string, body proto.Message) {
 // the stream, because an id that was used before makes a record vanish.
 func (l *Log) RecordAs(ctx context.Context, id, subject string, body proto.Message) {
 	if r, ok := l.record(ctx, id, subject, body); ok {
+		r.kept = l.keep(r)
 		l.in <- r
 	}
 }
@@ -139,13 +140,19 @@ func (l *Log) record(ctx context.Context, id, subject string, body proto.Message
 		l.log.Error("audit record not written", "subject", subject, "id", id, "error", err)
 		return r, false
 	}
-	if l.journal != nil {
-		if err = l.journal.add(line{ID: r.id, Subject: r.subject, At: r.at, Body: r.body}); err != nil {
-			l.log.Error("audit record is in memory only", "subject", subject, "id", id, "error", err)
-		}
-		r.kept = err == nil
-	}
 	return r, true
+}
+
+// keep writes a record to the journal, if there is one.
+func (l *Log) keep(r record) bool {
+	if l.journal == nil {
+		return false
+	}
+	err := l.journal.add(line{ID: r.id, Subject: r.subject, At: r.at, Body: r.body})
+	if err != nil {
+		l.log.Error("audit record is in memory only", "subject", r.subject, "id", r.id, "error", err)
+	}
+	return err == nil
 }
 
 func (l *Log) publish(r record) (bus.Future, error) {

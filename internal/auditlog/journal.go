@@ -42,6 +42,7 @@ type journal struct {
 	next  uint64 // position of the next record
 	bytes int64  // of the records that wait
 	dirty bool   // written since the last sync
+	torn  bool   // the file ends with a part of a line
 	quit  chan struct{}
 	ended chan struct{}
 }
@@ -161,13 +162,21 @@ func (j *journal) read(f *os.File) (left []line, err error) {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	scan := bufio.NewScanner(f)
-	scan.Buffer(nil, journalLine)
+	in := bufio.NewReaderSize(f, journalLine)
 	var all []line
 	done := map[string]bool{}
-	for scan.Scan() {
+	for {
+		raw, err := readLine(in)
+		if errors.Is(err, io.EOF) {
+			break
+		}
 		var l line
-		if err := json.Unmarshal(scan.Bytes(), &l); err != nil {
+		if err == nil {
+			err = json.Unmarshal(raw, &l)
+		} else if !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, err
+		}
+		if err != nil {
 			j.log.Warn("a line of the audit journal cannot be read", "file", f.Name(), "error", err)
 			continue
 		}
@@ -183,7 +192,25 @@ func (j *journal) read(f *os.File) (left []line, err error) {
 			left = append(left, l)
 		}
 	}
-	return left, scan.Err()
+	return left, nil
+}
+
+// readLine returns the next line, or bufio.ErrBufferFull after a line that is too long.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	raw, err := in.ReadSlice('\n')
+	if errors.Is(err, io.EOF) && len(raw) > 0 {
+		return raw, nil
+	}
+	if !errors.Is(err, bufio.ErrBufferFull) {
+		return raw, err
+	}
+	for errors.Is(err, bufio.ErrBufferFull) {
+		_, err = in.ReadSlice('\n')
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return nil, bufio.ErrBufferFull
 }
 
 // keep notes a record that waits; the lock is held.
@@ -196,7 +223,9 @@ func (j *journal) keep(id string, raw []byte) {
 	j.bytes += int64(len(raw))
 }
 
-// add writes a record; on an error it will not outlive the process.
+// add writes a record; on an error it will not outlive the process. One that
+// waits already is not written again, or repeated requests would let the file
+// grow without bound.
 func (j *journal) add(l line) error {
 	raw, err := json.Marshal(l)
 	if err != nil {
@@ -205,6 +234,9 @@ func (j *journal) add(l line) error {
 	raw = append(raw, '\n')
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.wait[l.ID] != nil {
+		return nil
+	}
 	if j.bytes+int64(len(raw)) > journalFull {
 		return errors.New("the audit journal is full")
 	}
@@ -229,7 +261,11 @@ func (j *journal) done(id string) error {
 	delete(j.wait, id)
 	j.bytes -= int64(len(w.line))
 	if j.size > journalLarge && j.size > 2*j.bytes {
-		return j.rewrite()
+		err := j.rewrite()
+		if err == nil {
+			return nil
+		}
+		j.log.Warn("the audit journal cannot be made smaller", "error", err)
 	}
 	raw, err := json.Marshal(line{Done: id})
 	if err != nil {
@@ -238,14 +274,18 @@ func (j *journal) done(id string) error {
 	return j.write(append(raw, '\n'))
 }
 
-// write appends; a line that was written in part is ended. The lock is held.
+// write appends a line. What a full disk left of the line before is ended
+// first, or this line would be lost with it. The lock is held.
 func (j *journal) write(raw []byte) error {
-	n, err := j.file.Write(raw)
-	if err != nil && n > 0 {
-		_, _ = j.file.Write([]byte{'\n'})
+	if j.torn {
+		raw = append([]byte{'\n'}, raw...)
 	}
+	n, err := j.file.Write(raw)
 	j.size += int64(n)
 	j.dirty = true
+	if n > 0 {
+		j.torn = n < len(raw)
+	}
 	return err
 }
 
@@ -270,10 +310,11 @@ func (j *journal) rewrite() error {
 		}
 	}
 	if err != nil {
+		_ = os.Remove(j.path + ".new") // it takes room on a disk that may be full
 		return errors.Join(err, f.Close())
 	}
 	_ = j.file.Close()
-	j.file, j.size = f, j.bytes
+	j.file, j.size, j.torn = f, j.bytes, false
 	return nil
 }
 
