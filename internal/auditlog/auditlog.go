@@ -29,9 +29,8 @@ const (
 	queue    = 4096
 	patience = time.Minute
 	pause    = 200 * time.Millisecond
-	// parkedMost is how many records of a journal wait in memory for a stream
-	// that was away for longer than patience; more wait in the file alone.
-	parkedMost  = 1 << 16
+	// parkedEvery is how often records of a journal are published again that a
+	// stream did not take within patience. The journal bounds how many there are.
 	parkedEvery = 5 * time.Second
 )
 
@@ -45,6 +44,8 @@ type Log struct {
 	ctx     context.Context
 	journal *journal // nil: none
 	parked  []record
+	isIn    map[string]bool // ids of parked
+	rest    time.Time       // until when none of parked is published beside others
 	began   time.Time
 	// patience is how long later records wait for one that is not acknowledged.
 	patience time.Duration
@@ -80,7 +81,7 @@ func Open(conn *bus.Conn, log *slog.Logger, dir string) (*Log, error) {
 
 func start(conn *bus.Conn, log *slog.Logger, j *journal, left []record, patience time.Duration) *Log {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &Log{conn: conn, log: log, in: make(chan record, queue), done: make(chan struct{}), ctx: ctx, stop: stop, journal: j, began: time.Now(), patience: patience}
+	l := &Log{conn: conn, log: log, in: make(chan record, queue), done: make(chan struct{}), ctx: ctx, stop: stop, journal: j, isIn: map[string]bool{}, began: time.Now(), patience: patience}
 	sent := make(chan record, queue)
 	go func() {
 		defer close(sent)
@@ -183,15 +184,18 @@ func (l *Log) settleAll(sent <-chan record) {
 // makes a record that arrived after all count once.
 func (l *Log) settle(r record) {
 	since := r.at
-	if since.Before(l.began) { // of an earlier process
+	if since.Before(l.began) || since.After(time.Now()) { // of an earlier process, or the clock was set back since
 		since = l.began
 	}
 	err := l.written(r, max(time.Until(since.Add(l.patience)), 0))
 	switch {
 	case err == nil:
-		defer l.settleParked(2) // the stream is back; later records do not wait for all of them
+		if time.Now().After(l.rest) {
+			defer l.settleParked(2) // the stream is back; later records do not wait for all of them
+		}
 	case r.kept && (l.ctx.Err() != nil || errs.Kind(err).Retry()):
-		if len(l.parked) < parkedMost {
+		if !l.isIn[r.id] {
+			l.isIn[r.id] = true
 			l.parked = append(l.parked, r)
 		}
 		l.log.Warn("audit record waits in the journal", "subject", r.subject, "id", r.id, "error", err)
@@ -213,15 +217,25 @@ func (l *Log) forget(r record) {
 }
 
 // settleParked publishes up to n parked records, until one is not acknowledged.
+// That one is the last next time, so that it keeps neither the others back nor
+// those that come later. What the stream will never take is logged and dropped.
 func (l *Log) settleParked(n int) {
 	for ; n > 0 && len(l.parked) > 0 && l.ctx.Err() == nil; n-- {
 		r := l.parked[0]
 		r.sent, r.err = l.publish(r)
-		if err := l.written(r, parkedEvery); err != nil {
+		err := l.written(r, parkedEvery)
+		again := err != nil && (l.ctx.Err() != nil || errs.Kind(err).Retry())
+		l.parked = l.parked[1:]
+		if again {
+			l.parked = append(l.parked, r)
+			l.rest = time.Now().Add(10 * parkedEvery)
 			return
 		}
+		if err != nil {
+			l.log.Error("audit record not written", "subject", r.subject, "id", r.id, "error", err)
+		}
+		delete(l.isIn, r.id)
 		l.forget(r)
-		l.parked = l.parked[1:]
 	}
 }
 

@@ -66,3 +66,27 @@ func TestOffersLeaveTheJournalToRecords(t *testing.T) {
 	}
 	j.die()
 }
+
+// TestARecordThatIsNeverTakenHoldsUpNoOthers: one that the stream refuses for
+// good is dropped, and the record behind it is written.
+func TestARecordThatIsNeverTakenHoldsUpNoOthers(t *testing.T) {
+	e := bustest.Start(t)
+	conn := bustest.Connect(t, e, subjects.Service("identity"))
+	j, _ := open(t, t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	subject := subjects.Audit("identity", "acme", "")
+	l := &Log{conn: conn, log: bustest.Log(t), ctx: ctx, journal: j, isIn: map[string]bool{}}
+	for id, size := range map[string]int{"a": 100 << 10, "b": 1} {
+		r := record{ctx: ctx, id: id, subject: subject, body: make([]byte, size), kept: true}
+		if err := j.add(line{ID: id, Subject: subject, Body: r.body}); err != nil {
+			t.Fatal(err)
+		}
+		l.parked = append(l.parked, r)
+	}
+	l.settleParked(2)
+	if len(l.parked) != 0 || len(j.wait) != 0 {
+		t.Errorf("%d parked, %d in the journal", len(l.parked), len(j.wait))
+	}
+	j.die()
+}
