@@ -277,10 +277,18 @@ func (s State) audit(err error, now time.Time) Audit {
 
 // once identifies a request that was admitted: who asked for what, under which
 // request id. The body names the session, so that a new version of the session
-// key changes nothing.
+// key changes nothing. The scheduler answers an open, a close or a delete that
+// was asked for before with what came of it, for as long as the record is known;
+// any other verb acts once more for each envelope, and is recorded for each.
 func (s State) once() []byte {
 	a, who := s.Asked, s.Actor()
 	h := sha256.New()
+	if a.Verb != Open && a.Verb != Close && a.Verb != Delete {
+		at := a.Envelope.GetTime()
+		writeField(h, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(at.GetSeconds())), uint32(at.GetNanos())))
+		writeField(h, []byte(a.Envelope.GetReplyKey()))
+		writeField(h, a.Envelope.GetProofKey())
+	}
 	for _, f := range [][]byte{[]byte("berth/v1/admission"), []byte(a.Door), []byte(a.Tenant), []byte(a.Frontend), []byte(who.GetIssuer()), []byte(who.GetSubject()),
 		[]byte(a.Envelope.GetRequestId()), BodyHash(a.Verb, a.Envelope.GetBody())} {
 		writeField(h, f)
