@@ -308,6 +308,11 @@ func (j *journal) rewrite() error {
 		if err = errors.Join(out.Flush(), f.Sync()); err == nil {
 			err = os.Rename(j.path+".new", j.path)
 		}
+		if err == nil { // or a power cut would bring the old file back, without what is written from now on
+			if serr := syncDir(filepath.Dir(j.path)); serr != nil {
+				j.log.Error("the folder of the audit journal cannot be synced", "error", serr)
+			}
+		}
 	}
 	if err != nil {
 		_ = os.Remove(j.path + ".new") // it takes room on a disk that may be full
@@ -316,6 +321,14 @@ func (j *journal) rewrite() error {
 	_ = j.file.Close()
 	j.file, j.size, j.torn = f, j.bytes, false
 	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // syncing syncs what was written until close.
@@ -337,6 +350,9 @@ func (j *journal) syncing() {
 			continue
 		}
 		if err := f.Sync(); err != nil && !errors.Is(err, os.ErrClosed) {
+			j.mu.Lock()
+			j.dirty = true // again at the next tick
+			j.mu.Unlock()
 			j.log.Error("the audit journal cannot be synced", "error", err)
 		}
 	}
