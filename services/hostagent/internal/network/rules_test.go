@@ -85,7 +85,8 @@ func TestDropsTellWhy(t *testing.T) {
 			must(t, err)
 			after, err := r.Drops()
 			must(t, err)
-			if after[reason] != before[reason]+1 {
+			// The sandbox's kernel sends multicast of its own whenever it likes: listener reports, solicitations.
+			if n := after[reason] - before[reason]; n < 1 || n > 1 && reason != DropCast {
 				t.Errorf("%s is not counted as %q: %v, then %v", p.what, reason, before, after)
 			}
 		}
