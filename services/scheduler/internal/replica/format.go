@@ -22,7 +22,7 @@ import (
 
 // silentFormat is what a replica reads that does not report a format: the
 // version before formats were reported.
-const silentFormat = 4
+const silentFormat = 5
 
 // raiseEvery is how often a leader asks again whether it may raise the format.
 const raiseEvery = 5 * time.Second
