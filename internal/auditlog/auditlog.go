@@ -110,7 +110,7 @@ func (l *Log) Record(ctx context.Context, subject string, body proto.Message) {
 }
 
 // RecordAs queues a record under an id of its own: the same decision, recorded
-// again, is stored once. The id must not be known to anybody who may publish to
+// again, is stored once. The id must stay unknown to every login that may publish to
 // the stream, because an id that was used before makes a record vanish.
 func (l *Log) RecordAs(ctx context.Context, id, subject string, body proto.Message) {
 	if r, ok := l.record(ctx, id, subject, body); ok {

@@ -247,7 +247,7 @@ func TestTheEndOfACallWithoutAnOutcome(t *testing.T) {
 		t.Cleanup(cancel)
 		return ctx
 	}
-	// The server must have said once that nobody serves it; until then the call may have been taken.
+	// The server must have answered once that there is no responder; until then a replica may have received the call.
 	if a := <-wake(within(3*time.Second), life, "x"); !errs.Is(a.err, errkind.Unavailable) {
 		t.Errorf("nobody took it: %v", a.err)
 	}

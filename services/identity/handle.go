@@ -237,7 +237,7 @@ func (s *service) record(ctx context.Context, rec *identityv1.Audit) {
 
 // admitted records a request before anything acts on it. Whoever repeats the
 // request, or handles it after this process died, records it under the same id.
-// The id depends on a secret, so that nobody can take it beforehand.
+// The id depends on a secret, so no other login can use it first.
 func (s *service) admitted(ctx context.Context, a core.Audit) {
 	s.audit.RecordAs(ctx, "audit-identity-"+s.derive.tag(a.Once), auditSubject(a.Record), a.Record)
 }

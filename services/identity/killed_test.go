@@ -130,7 +130,7 @@ func (k *killed) admissions() map[string]int {
 	return got
 }
 
-// send sends an open by an API; nobody waits for the answer.
+// send sends an open by an API and does not wait for the answer.
 func (k *killed) send(api string, r *request) {
 	k.t.Helper()
 	body := r.encode(k.t, k.world)

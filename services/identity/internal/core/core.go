@@ -191,7 +191,7 @@ type CallList struct{ Actor *corev1.Actor }
 type Mint struct{ Session *corev1.SessionRef }
 
 // Audit: record what was decided. An admission comes before what follows from
-// it and has a Once: the same request has the same one, whoever decides it again.
+// it and has a Once: the same request has the same id at each repetition.
 type Audit struct {
 	Record *identityv1.Audit
 	Once   []byte

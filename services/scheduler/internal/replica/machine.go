@@ -24,7 +24,7 @@ type machine struct {
 	format  atomic.Int64  // of the state
 	fatal   func(error)   // must end the process
 	done    chan struct{} // closed with the replica
-	started atomic.Bool   // raft runs: an error of Restore reaches nobody
+	started atomic.Bool   // raft runs: no caller receives an error of Restore
 	broken  error         // why nothing more is applied
 }
 
