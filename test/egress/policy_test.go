@@ -115,12 +115,14 @@ func (w *world) emptyList(t *testing.T) {
 func (w *world) eventually(t *testing.T, want func(outcome) bool, words ...string) {
 	t.Helper()
 	var o outcome
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if o = w.try(t, words...); want(o) {
+	var err error
+	for end := time.Now().Add(tryTime); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		// A host agent that starts again begins no exec meanwhile.
+		if o, err = attempt(t, w.session, words...); err == nil && want(o) {
 			return
 		}
 	}
-	t.Errorf("%s: %s", strings.Join(words, " "), o)
+	t.Errorf("%s: %s, %v", strings.Join(words, " "), o, err)
 }
 
 func passed(o outcome) bool { return o.Error == "" && o.Status == 200 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -224,14 +225,22 @@ func (w *world) try(t *testing.T, words ...string) outcome {
 
 func tryIn(t *testing.T, s *sdk.Session, words ...string) outcome {
 	t.Helper()
+	o, err := attempt(t, s, words...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// attempt runs the probe once; the error says why it could not be run.
+func attempt(t *testing.T, s *sdk.Session, words ...string) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), tryTime)
 	defer cancel()
 	raw, err := s.Output(ctx, inside, words...)
-	var o outcome
 	if jerr := json.Unmarshal(raw, &o); err != nil || jerr != nil {
-		t.Fatalf("%s: %q, %v", strings.Join(words, " "), raw, err)
+		return o, fmt.Errorf("%s: %q, %w", strings.Join(words, " "), raw, errors.Join(err, jerr))
 	}
-	return o
+	return o, nil
 }
 
 // passes fails unless the attempt got 200.

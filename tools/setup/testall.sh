@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of `make test` and reports on them: testall.sh BEGAN "REAL" "CLUSTERS" "RACE" "RACE SHORT".
 # BEGAN is when make began, in seconds since 1970. CLUSTERS is a pattern of tests in test/e2e.
-# Packages with real sandboxes mostly wait, the others mostly compute: three of the first run beside one of the others.
+# Packages with real sandboxes mostly wait, the others mostly compute: two of the first run beside one of the others.
 set -euo pipefail
 began=$1 real=$2 clusters=$3 race=$4 short=$5
 bin=$PWD/bin
@@ -22,7 +22,7 @@ gotest() {
 everything() {
 	trap 'exit 130' INT TERM # a subshell begins without its parent's traps
 	export CGO_ENABLED=0 # as in make build: what that compiled is not compiled again
-	gotest real -p 3 -timeout 40m -skip "$clusters" $real >"$dir/real.json" &
+	gotest real -p 2 -timeout 40m -skip "$clusters" $real >"$dir/real.json" &
 	local job=$!
 	trap 'kill $job 2>/dev/null || true' EXIT
 	gotest clusters -timeout 40m -run "$clusters" ./test/e2e
