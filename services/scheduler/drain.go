@@ -20,7 +20,7 @@ const (
 	// drainWithin is how long a drain waits for awake sessions to fall idle.
 	drainWithin = 10 * time.Minute
 	drainMax    = 7 * 24 * time.Hour
-	// drainSlow is the longest pause before a session is saved again whose save came to nothing.
+	// drainSlow is the longest pause before a save that saved nothing is repeated.
 	drainSlow = 30 * time.Second
 	// moves of sleeping sessions that share a sync of the log.
 	moveParallel = 16

@@ -116,11 +116,16 @@ func (w *world) eventually(t *testing.T, want func(outcome) bool, words ...strin
 	t.Helper()
 	var o outcome
 	var err error
-	for end := time.Now().Add(tryTime); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		// A host agent that starts again begins no exec meanwhile.
+	// The 20 s count from the last exec that could not begin: a host agent that starts again begins none.
+	limit, end := time.Now().Add(tryTime), time.Now().Add(20*time.Second)
+	for now := time.Now(); now.Before(end) && now.Before(limit); now = time.Now() {
 		if o, err = attempt(t, w.session, words...); err == nil && want(o) {
 			return
 		}
+		if err != nil {
+			end = time.Now().Add(20 * time.Second)
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
 	t.Errorf("%s: %s, %v", strings.Join(words, " "), o, err)
 }

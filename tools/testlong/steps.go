@@ -6,7 +6,7 @@ type step struct {
 	name, what, script string
 }
 
-// report ends a script whose last command writes `go test -json`.
+// report is the end of a script: it reads the output of `go test -json`.
 const report = " | $BIN/testreport"
 
 // steps of the long run, the quickest to fail first. testsize.Long holds in all of them.

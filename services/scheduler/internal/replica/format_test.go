@@ -157,8 +157,8 @@ func TestOlderReplicaReadsTheSnapshotOfANewerLeader(t *testing.T) {
 	g.same()
 }
 
-// TestUnreachableReplicaKeepsTheFormat: nobody knows which version it will have
-// when it is back.
+// TestUnreachableReplicaKeepsTheFormat: its version after it returns is not known, so the format does not rise
+// while it is away.
 func TestUnreachableReplicaKeepsTheFormat(t *testing.T) {
 	g := mixed(t, "n3")
 	lead := g.lead("n1")
