@@ -15,7 +15,7 @@ export BERTH_NATSCLI := $(NATSCLI)
 # A package that was built in one clone is not built again in another.
 export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 
-.PHONY: help setup build testtools runtimes image demo test test-long flake check e2e hostile egress bench bench-egress bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
+.PHONY: help setup build testtools runtimes image parts demo test test-long flake check e2e hostile egress bench bench-egress bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity chaos sim sim-long fuzz gen lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -41,7 +41,11 @@ runtimes: setup ## build the pinned containerd, runc, runsc and shims, fetch the
 image: setup ## make the default session image (cached by recipe)
 	@CGO_ENABLED=0 go run ./tools/image >/dev/null
 
-demo: runtimes image build ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
+# What everything below runs on. The image is made while the runtimes are compiled.
+parts:
+	@$(MAKE) --no-print-directory -j3 runtimes image build
+
+demo: parts ## two users, two sandboxes: work, sleep, wake, delete (JSON=1: one object as last line)
 	@CGO_ENABLED=0 go run ./tools/demo $(if $(JSON),--json)
 
 # The same faults in every run of the tests; make test-long, and go test by itself, draw new ones.
@@ -66,15 +70,15 @@ RACE_SHORT := ./services/hostagent/guest/... ./services/hostagent/internal/box .
 
 BEGAN := $(shell date +%s)
 
-test: runtimes image build testtools $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints where the time went, counts and skips
+test: parts testtools $(BUF) $(GENGO) $(NATSCLI) ## all tests: unit, integration, end to end; prints where the time went, counts and skips
 	@tools/setup/room.sh
 	@$(MAKE) --no-print-directory lint
 	@tools/setup/testall.sh $(BEGAN) "$(REAL)" '$(CLUSTERS)' "$(RACE)" "$(RACE_SHORT)"
 
-test-long: runtimes image build testtools $(NATSCLI) ## everything at full size and in every tier, for hours; goes on where it was interrupted (ONLY=step,...)
+test-long: parts testtools $(NATSCLI) ## everything at full size and in every tier, for hours; goes on where it was interrupted (ONLY=step,...)
 	@$(BIN)/testlong -bin $(BIN) -cache $(CACHE) $(if $(ONLY),-only $(ONLY))
 
-flake: runtimes image build testtools $(NATSCLI) ## PKG N times (default 20), every second run under load; prints each failure with its log (RACE_DETECTOR=1, RUN=pattern)
+flake: parts testtools $(NATSCLI) ## PKG N times (default 20), every second run under load; prints each failure with its log (RACE_DETECTOR=1, RUN=pattern)
 	@$(BIN)/flake -n $(or $(N),20) -exec $(BIN)/testns $(if $(RACE_DETECTOR),-race) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 # Packages whose tests need root or runtimes, and do nothing else worth a second between two edits.
@@ -88,26 +92,26 @@ check: ## quick: vet and tests that need neither root nor runtimes; what did not
 e2e egress hostile chaos: export BERTH_TEST_LONG := 1
 LONGTEST := CGO_ENABLED=0 go test -count=1 -timeout 120m -exec $(BIN)/testns
 
-e2e: runtimes image build testtools $(NATSCLI) ## end-to-end scenarios only, in every tier
+e2e: parts testtools $(NATSCLI) ## end-to-end scenarios only, in every tier
 	@set -o pipefail; $(LONGTEST) -json -p 2 ./test/e2e ./test/... | $(BIN)/testreport
 
 bench: bench-open bench-disk bench-handoff bench-tiers bench-pool bench-identity bench-egress ## all benchmarks
 
-bench-open: runtimes image build ## opens, execs and resumes beside their floors, into bench/open.json
+bench-open: parts ## opens, execs and resumes beside their floors, into bench/open.json
 	@mkdir -p bench
 	@go run ./test/bench/open --out bench/open.json
 
-bench-disk: runtimes image build ## freeze, snapshot, sleep and restore of disks beside restic and zstd, into bench/disk.json
+bench-disk: parts ## freeze, snapshot, sleep and restore of disks beside restic and zstd, into bench/disk.json
 	@mkdir -p bench
 	@tools/setup/setup.sh zstd
 	@tools/setup/setup.sh restic || echo "bench-disk: restic cannot be installed; the peer is zstd"
 	@CGO_ENABLED=0 go run ./test/bench/disk --out bench/disk.json
 
-bench-handoff: runtimes image build ## what a failure costs: leader, NATS server, host with 50 sessions; placement in a large cell; into bench/handoff.json
+bench-handoff: parts ## what a failure costs: leader, NATS server, host with 50 sessions; placement in a large cell; into bench/handoff.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/handoff --out bench/handoff.json
 
-bench-tiers: runtimes image build ## every isolation tier side by side beside its floor, and what a greedy neighbour takes away; into bench/tiers.json
+bench-tiers: parts ## every isolation tier side by side beside its floor, and what a greedy neighbour takes away; into bench/tiers.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/tiers --out bench/tiers.json
 
@@ -119,18 +123,18 @@ bench-identity: build ## tokens, logins and revocation: what it costs to know wh
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/identity --out bench/identity.json
 
-bench-pool: runtimes image build ## warm claims beside cold opens in every tier, and the control plane's share of one, into bench/pool.json
+bench-pool: parts ## warm claims beside cold opens in every tier, and the control plane's share of one, into bench/pool.json
 	@mkdir -p bench
 	@CGO_ENABLED=0 go run ./test/bench/pool --out bench/pool.json
 
-egress: runtimes image build testtools ## every known way round an egress policy, in every tier with a network; real clients
+egress: parts testtools ## every known way round an egress policy, in every tier with a network; real clients
 	@set -o pipefail; $(LONGTEST) -json ./test/egress | $(BIN)/testreport
 
-hostile: runtimes image build testtools ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
+hostile: parts testtools ## what a hostile session tries, in every tier, as root and as a user; prints rows per tier and tiers that did not run
 	@set -o pipefail; rows=$$(mktemp); $(LONGTEST) -json ./test/hostile | tee $$rows | $(BIN)/testreport; rc=$$?; \
 	  sed -nE 's/.*"Output":"((ROWS|NOT RUN).*)\\n".*/\1/p' $$rows; rm -f $$rows; exit $$rc
 
-chaos: runtimes image build testtools ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
+chaos: parts testtools ## 100 random faults on a cluster under load, from a printed seed (BERTH_FAULTS, BERTH_SEED)
 	@BERTH_FAULTS=$${BERTH_FAULTS:-100} $(LONGTEST) -v -run TestChaos ./test/chaos
 
 sim: ## 2,000 seeds of the simulation on all cores (SEEDS, FIRST; one with its trace: SEED=n)

@@ -288,6 +288,7 @@ func TestAnOperatorIsGivenAGrant(t *testing.T) {
 // Keys rotate every few seconds here: whoever holds a grant that is alive is never refused at a host that asks
 // as hosts do.
 func TestKeysRotateWithoutAGap(t *testing.T) {
+	t.Attr("wait", "9s: tokens carry whole seconds, and three keys have to follow each other")
 	t.Parallel()
 	w := newWorld(t)
 	w.stop()

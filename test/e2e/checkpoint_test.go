@@ -19,7 +19,7 @@ import (
 // mapping, and never synced are on the disk when Checkpoint answers. Everything of the sandbox is
 // killed at once, so that nobody can write out anything later.
 func TestCheckpointHoldsWhatWasNotSynced(t *testing.T) {
-	checkpointHoldsAll(t, testenv.Start(t, testenv.Tiers()...))
+	checkpointHoldsAll(t, common.For(t))
 }
 
 func checkpointHoldsAll(t *testing.T, e *testenv.Env) {

@@ -15,7 +15,7 @@ import (
 // hosts, work, sleep, wake with their files, and are deleted; then an orderly stop and another start
 // find what was left. What remains on the machine at the end is checked by testenv.
 func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
-	e := testenv.Cluster(t)
+	e := testenv.Cluster(t, "--tiers", "container")
 	users := []string{"ann", "bob", "cleo"}
 	sessions := map[string]*sdk.Session{}
 	hosts := map[string]bool{}
@@ -67,7 +67,7 @@ func TestAClusterOfProcessesIsTheSamePlatform(t *testing.T) {
 // TestKillNineOfAClusterAdoptsLiveSandboxes: the supervisor is killed, and with it every member; the
 // next start takes over what runs.
 func TestKillNineOfAClusterAdoptsLiveSandboxes(t *testing.T) {
-	e := testenv.Cluster(t, "--hosts", "2", "--schedulers", "3", "--nats", "1")
+	e := testenv.Cluster(t, "--tiers", "container", "--hosts", "2", "--schedulers", "3", "--nats", "1")
 	o := sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()}
 	s := open(t, e.Client("acme", "ann"), o)
 	put(t, s, "/root/f", "before")
@@ -89,7 +89,7 @@ func TestKillNineOfAClusterAdoptsLiveSandboxes(t *testing.T) {
 
 // TestAMemberThatDiesIsStartedAgain kills one of each kind while a session is in use.
 func TestAMemberThatDiesIsStartedAgain(t *testing.T) {
-	e := testenv.Cluster(t)
+	e := testenv.Cluster(t, "--tiers", "container")
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()})
 	put(t, s, "/root/f", "kept")

@@ -1,10 +1,11 @@
 package e2e
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,36 +50,30 @@ func diskEnv(t *testing.T, d diskTerms) *testenv.Env {
 	return testenv.Start(t, "--config", diskFile(t, d))
 }
 
-// diskFile is a configuration with these terms; what is zero has a default for tests.
+// diskFile is a configuration with these terms.
 func diskFile(t *testing.T, d diskTerms) string {
 	t.Helper()
-	if d.Store == "" {
-		d.Store = "nats://"
-	}
-	if d.CPU == 0 {
-		d.CPU = 2000
-	}
-	if d.Disk == 0 {
-		d.Disk = 256 << 20
-	}
-	if d.Idle == 0 {
-		d.Idle = time.Hour
-	}
-	if d.Reserve == 0 {
-		d.Reserve = 256 << 20
-	}
-	if d.Evict == 0 {
-		d.Evict = 85
-	}
-	var text bytes.Buffer
-	if err := diskConfig.Execute(&text, d); err != nil {
-		t.Fatal(err)
-	}
 	config := filepath.Join(t.TempDir(), "berth.yaml")
-	if err := os.WriteFile(config, text.Bytes(), 0o600); err != nil {
+	file, err := os.Create(config)
+	if err == nil {
+		defer file.Close()
+		err = writeDiskConfig(file, d)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	return config
+}
+
+// writeDiskConfig writes the configuration; what is zero has a default for tests.
+func writeDiskConfig(w io.Writer, d diskTerms) error {
+	d.Store = cmp.Or(d.Store, "nats://")
+	d.CPU = cmp.Or(d.CPU, 2000)
+	d.Disk = cmp.Or(d.Disk, 256<<20)
+	d.Idle = cmp.Or(d.Idle, time.Hour)
+	d.Reserve = cmp.Or(d.Reserve, 256<<20)
+	d.Evict = cmp.Or(d.Evict, 85)
+	return diskConfig.Execute(w, d)
 }
 
 // fileStore is a folder for a store in files, and its URL.

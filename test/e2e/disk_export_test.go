@@ -19,7 +19,7 @@ import (
 // TestExportAndImport: everything that a session changed on top of its image goes to another user's new
 // session, as it was at one moment while a program wrote on: contents, holes, owners, modes, links and
 // what was removed of the image.
-func TestExportAndImport(t *testing.T) { exportAndImport(t, diskEnv(t, diskTerms{})) }
+func TestExportAndImport(t *testing.T) { exportAndImport(t, disks.For(t)) }
 
 func exportAndImport(t *testing.T, e *testenv.Env) {
 	ann := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
@@ -127,7 +127,7 @@ func paired(t *testing.T, archive []byte) (first, second int) {
 // TestHostileArchiveWritesNothingOutside: entries that climb, that are absolute, that go through links
 // they planted, and devices. Whatever becomes of the import, what is outside its directory stays as it
 // was, in the session and on the host.
-func TestHostileArchiveWritesNothingOutside(t *testing.T) { hostileArchive(t, diskEnv(t, diskTerms{})) }
+func TestHostileArchiveWritesNothingOutside(t *testing.T) { hostileArchive(t, disks.For(t)) }
 
 func hostileArchive(t *testing.T, e *testenv.Env) {
 	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})

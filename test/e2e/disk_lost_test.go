@@ -9,6 +9,7 @@ import (
 	"github.com/berth-dev/berth/schemas/errkind"
 	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/sdk"
+	"github.com/berth-dev/berth/test/testenv"
 )
 
 // TestHostImageLostWhileAsleep: all disks of the host are gone, and every file comes back from the
@@ -17,11 +18,13 @@ func TestHostImageLostWhileAsleep(t *testing.T) {
 	for store, template := range map[string]string{"nats": "container", "file": "default"} {
 		t.Run(store, func(t *testing.T) {
 			o := sdk.OpenOptions{Template: template}
-			var d diskTerms
+			var e *testenv.Env
 			if store == "file" {
-				_, d.Store = fileStore(t)
+				_, url := fileStore(t)
+				e = diskEnv(t, diskTerms{Store: url})
+			} else {
+				e = disks.For(t)
 			}
-			e := diskEnv(t, d)
 			s := open(t, e.Client("acme", "ann"), o)
 			key, want := s.Key(), tree(t, s)
 			if err := s.Close(t.Context()); err != nil {
@@ -46,7 +49,7 @@ func TestHostImageLostWhileAsleep(t *testing.T) {
 // TestMachineDiesWhileActive: with its disk the newest files are there and it is resumed. Without it
 // the files are those of the last snapshot, and everybody is told as of when.
 func TestMachineDiesWhileActive(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+	e := disks.For(t)
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{})
 	key := s.Key()
@@ -98,7 +101,7 @@ func TestMachineDiesWhileActive(t *testing.T) {
 // TestAnEmptyDiskIsNeverHandedOut: a session that was never saved and whose disk is gone is refused,
 // again and again, with a reason; it is not given a fresh disk.
 func TestAnEmptyDiskIsNeverHandedOut(t *testing.T) {
-	e := diskEnv(t, diskTerms{})
+	e := disks.For(t)
 	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{})
 	put(t, s, "/root/f", "precious")
 	key := s.Key()

@@ -45,7 +45,7 @@ func has(all []snapshot, id string) bool {
 
 // TestRestoreToAnEarlierSnapshot goes back, forth and back again between three states. Nothing is
 // lost on the way: what was the newest state before is a snapshot itself.
-func TestRestoreToAnEarlierSnapshot(t *testing.T) { restoreToEarlier(t, diskEnv(t, diskTerms{})) }
+func TestRestoreToAnEarlierSnapshot(t *testing.T) { restoreToEarlier(t, disks.For(t)) }
 
 func restoreToEarlier(t *testing.T, e *testenv.Env) {
 	c := e.Client("acme", "ann")
@@ -124,7 +124,7 @@ func restoreToEarlier(t *testing.T, e *testenv.Env) {
 
 // TestRestoreOfAHeadThatMovedIsRefused: who asks for a restore saw a state that is not the newest any more.
 func TestRestoreOfAHeadThatMovedIsRefused(t *testing.T) {
-	restoreOfMovedHead(t, diskEnv(t, diskTerms{}))
+	restoreOfMovedHead(t, disks.For(t))
 }
 
 func restoreOfMovedHead(t *testing.T, e *testenv.Env) {

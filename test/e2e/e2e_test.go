@@ -70,7 +70,7 @@ func absent(t *testing.T, e *testenv.Env, tier string) string {
 }
 
 // TestConformance runs the SDK's own suite on the real system.
-func TestConformance(t *testing.T) { conformance(t, testenv.Start(t)) }
+func TestConformance(t *testing.T) { conformance(t, common.For(t)) }
 
 func conformance(t *testing.T, e *testenv.Env) {
 	n := 0
@@ -90,7 +90,7 @@ func conformance(t *testing.T, e *testenv.Env) {
 
 // TestFilesSurviveSleep goes through sleep and wake twice in each tier, with a
 // package's worth of changes to the root: new, changed and deleted files, owners and modes.
-func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, testenv.Start(t, testenv.Tiers()...)) }
+func TestFilesSurviveSleep(t *testing.T) { filesSurviveSleep(t, common.For(t)) }
 
 func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 	eachTier(t, e, func(t *testing.T, tier, template string) {
@@ -117,7 +117,7 @@ func filesSurviveSleep(t *testing.T, e *testenv.Env) {
 }
 
 // TestThePlaceSaysWhatItIs: the file inside and the answer outside agree.
-func TestThePlaceSaysWhatItIs(t *testing.T) { placeSaysWhatItIs(t, testenv.Start(t)) }
+func TestThePlaceSaysWhatItIs(t *testing.T) { placeSaysWhatItIs(t, common.For(t)) }
 
 func placeSaysWhatItIs(t *testing.T, e *testenv.Env) {
 	s := open(t, e.Client("acme", "ann"), sdk.OpenOptions{Template: "default"})
@@ -143,7 +143,7 @@ func placeSaysWhatItIs(t *testing.T, e *testenv.Env) {
 // TestComputeRemovedFromOutsideIsNoticed: killed by hand, the session wakes
 // again with its newest files.
 func TestComputeRemovedFromOutsideIsNoticed(t *testing.T) {
-	computeRemovedIsNoticed(t, testenv.Start(t))
+	computeRemovedIsNoticed(t, common.For(t))
 }
 
 func computeRemovedIsNoticed(t *testing.T, e *testenv.Env) {
@@ -221,7 +221,7 @@ func TestOneOpenIsOneTrace(t *testing.T) {
 // TestPlainNatsCLIOpensASession uses the real natscli with a JSON body.
 func TestPlainNatsCLIOpensASession(t *testing.T) {
 	natscli(t)
-	plainNats(t, testenv.Start(t))
+	plainNats(t, common.For(t))
 }
 
 // natscli is the nats program, or the test is skipped.
@@ -269,7 +269,7 @@ func plainNats(t *testing.T, e *testenv.Env) {
 
 // TestAWholeLife opens, sleeps, resumes and deletes a session, by one door and by both.
 func TestAWholeLife(t *testing.T) {
-	e := testenv.Start(t)
+	e := common.For(t)
 	t.Run("direct", func(t *testing.T) { wholeLife(t, e.For(t)) })
 	t.Run("both doors", func(t *testing.T) {
 		forgetAll(t, e)

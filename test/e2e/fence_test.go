@@ -18,7 +18,7 @@ const leaseTime = 9 * time.Second
 // TestSandboxesAreFrozenWhenEverythingIsKilled: nobody renews the lease any more, so nothing of a
 // session runs when it ends; the next start takes the same sandboxes over and they go on.
 func TestSandboxesAreFrozenWhenEverythingIsKilled(t *testing.T) {
-	e := testenv.Start(t, testenv.Tiers()...)
+	e := common.For(t)
 	c := e.Client("acme", "ann")
 	sessions := map[string]*sdk.Session{}
 	for tier, template := range offered(t, e) {

@@ -26,7 +26,7 @@ const handoffTime = 90 * time.Second
 // each, all hosts are there again.
 func TestHandoff(t *testing.T) {
 	_, url := fileStore(t)
-	e := testenv.Cluster(t, "--config", diskFile(t, diskTerms{Store: url, CPU: fewCPU}))
+	e := testenv.Cluster(t, "--tiers", "container", "--config", diskFile(t, diskTerms{Store: url, CPU: fewCPU}))
 	for _, s := range []struct {
 		name string
 		run  func(*testing.T, *testenv.Env)

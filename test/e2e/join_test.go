@@ -7,13 +7,12 @@ import (
 
 	"github.com/berth-dev/berth/schemas/errkind"
 	"github.com/berth-dev/berth/sdk"
-	"github.com/berth-dev/berth/test/testenv"
 )
 
 // TestFaultAnOpenJoinsAWeakerTier: a session that is awake in a container is refused to an open for a
 // model's code; an open that asks for nothing goes on with it; after a close it wakes behind more.
 func TestFaultAnOpenJoinsAWeakerTier(t *testing.T) {
-	e := testenv.Start(t)
+	e := common.For(t)
 	c := e.Client("acme", "joiner")
 	own := sdk.OpenOptions{Template: "container", Risk: sdk.OwnCode()}
 	model := sdk.OpenOptions{Template: "container", Risk: sdk.Risk{CodeAuthor: sdk.ModelCode}}

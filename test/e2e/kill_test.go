@@ -15,7 +15,7 @@ import (
 // TestKillNineAdoptsLiveSandboxes: everything is killed while a process runs
 // in a sandbox; the next start takes it over, and its output is whole.
 func TestKillNineAdoptsLiveSandboxes(t *testing.T) {
-	e := testenv.Start(t, testenv.Tiers()...)
+	e := common.For(t)
 	eachTier(t, e, func(t *testing.T, tier, template string) {
 		c := e.Client("acme", "ann")
 		o := sdk.OpenOptions{Template: template, Name: tier}
@@ -51,7 +51,7 @@ func TestKillNineAdoptsLiveSandboxes(t *testing.T) {
 // write, close and delete. After every start the newest acknowledged file is
 // there, and in the end the host is as it was.
 func TestKillNineInTheMiddleOfAnyStep(t *testing.T) {
-	e := testenv.Start(t, "--idle", "1h")
+	e := common.For(t)
 	rounds := 12
 	last := map[string]string{} // session name -> content that a write acknowledged
 	for round := range rounds {

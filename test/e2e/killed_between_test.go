@@ -18,7 +18,7 @@ import (
 // rest; the delete that is asked for again by its id is done, and nothing of
 // that session is left.
 func TestStuckBetweenStatesAfterKillNine(t *testing.T) {
-	e := testenv.Start(t, append([]string{"--idle", "1h"}, testenv.Tiers()...)...)
+	e := common.For(t)
 	eachTier(t, e, func(t *testing.T, tier, template string) {
 		o := sdk.OpenOptions{Template: template, Name: tier}
 		u := sdk.UserSession{Name: tier}

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/internal/testsize"
-	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
-	schedulerv1 "github.com/berth-dev/berth/schemas/gen/berth/scheduler/v1"
 	"github.com/berth-dev/berth/sdk"
 	"github.com/berth-dev/berth/test/testenv"
 )
@@ -65,31 +63,11 @@ func TestTheSameScenariosInManyProcesses(t *testing.T) {
 
 // forgetAll deletes every session, so that the next scenario finds none.
 func forgetAll(t *testing.T, e *testenv.Env) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: e.ClientFile("operator")})
-	if err != nil {
+	if err := e.ForgetAll(ctx); err != nil {
 		t.Error(err)
-		return
-	}
-	defer op.Close()
-	list := &schedulerv1.ListReply{}
-	if err := op.Call(ctx, "scheduler", "list", &schedulerv1.ListRequest{Limit: 1000}, list); err != nil {
-		t.Error(err)
-		return
-	}
-	for _, r := range list.GetRecords() {
-		if r.GetState() == corev1.State_STATE_DELETED || r.GetState() == corev1.State_STATE_DELETING {
-			continue
-		}
-		c, err := e.Connect(ctx, r.GetSession().GetTenant(), r.GetActor().GetSubject())
-		if err == nil {
-			err = c.DeleteSession(ctx, sdk.UserSession{Name: r.GetSessionName()})
-			c.Close()
-		}
-		if err != nil {
-			t.Errorf("delete %s of %s: %v", r.GetSessionName(), r.GetActor().GetSubject(), err)
-		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 // TestOutOfMemory: a process that is killed for memory says so, and oom is published. In the
 // container tier the sandbox lives on. Under gVisor the kernel may pick the sentry, which is the
 // whole sandbox, or what runs the process; either way the session is there with its files.
-func TestOutOfMemory(t *testing.T) { outOfMemory(t, testenv.Start(t, testenv.Tiers()...)) }
+func TestOutOfMemory(t *testing.T) { outOfMemory(t, common.For(t)) }
 
 func outOfMemory(t *testing.T, e *testenv.Env) {
 	hog := []string{"python3", "-c", "a = []\nwhile True: a.append(bytearray(16 << 20))"}

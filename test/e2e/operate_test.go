@@ -50,7 +50,7 @@ func TestATemplateNamesALocalLayoutOrArchive(t *testing.T) {
 
 // TestOperatorSeesTheFleet: metrics by HTTP, the fleet by `nats micro ls`.
 func TestOperatorSeesTheFleet(t *testing.T) {
-	e := testenv.Start(t, "--metrics", "127.0.0.1:0")
+	e := common.For(t)
 	open(t, e.Client("acme", "ann"), sdk.OpenOptions{Template: "container"})
 	resp, err := http.Get(e.Metrics)
 	if err != nil {

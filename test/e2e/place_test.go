@@ -13,7 +13,7 @@ import (
 // TestThePlaceIsCurrentAfterResume: session.json tells of this wake, not of
 // the one before, and what a process did to a copy in its own root does not count.
 func TestThePlaceIsCurrentAfterResume(t *testing.T) {
-	placeIsCurrent(t, testenv.Start(t, testenv.Tiers()...))
+	placeIsCurrent(t, common.For(t))
 }
 
 func placeIsCurrent(t *testing.T, e *testenv.Env) {
@@ -53,7 +53,7 @@ func placeIsCurrent(t *testing.T, e *testenv.Env) {
 
 // TestAFullDiskStillWakes: a session that filled its disk to the last block
 // sleeps and wakes, a program gets a clear ENOSPC, and there is room to delete.
-func TestAFullDiskStillWakes(t *testing.T) { fullDiskWakes(t, testenv.Start(t, testenv.Tiers()...)) }
+func TestAFullDiskStillWakes(t *testing.T) { fullDiskWakes(t, common.For(t)) }
 
 func fullDiskWakes(t *testing.T, e *testenv.Env) {
 	eachTier(t, e, func(t *testing.T, tier, template string) {

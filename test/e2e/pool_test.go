@@ -18,6 +18,13 @@ func pool(t *testing.T, e *testenv.Env, template string, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := e.RemovePool(ctx, template); err != nil {
+			t.Errorf("remove the pool of %s: %v", template, err)
+		}
+	})
 	if err := e.ApplyPools(ctx, fmt.Sprintf("pools:\n  - {template: %s, minimum: %d, ceiling: %d, share: 1}\n", template, n, n)); err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +36,7 @@ func pool(t *testing.T, e *testenv.Env, template string, n int) {
 // TestAWarmSandboxIsOneSessionsAlone: what waited becomes a session's with its own files and nothing of
 // anybody else, the session wakes in another one with them, and the next tenant finds no trace.
 func TestAWarmSandboxIsOneSessionsAlone(t *testing.T) {
-	e := testenv.Start(t, testenv.Tiers()...)
+	e := common.For(t)
 	eachTier(t, e, func(t *testing.T, tier, template string) {
 		const word = "only-ann-knows-this"
 		pool(t, e, template, 2)
@@ -74,7 +81,7 @@ func claimed(t *testing.T, s *sdk.Session) {
 // TestPoolsOutliveKills: everything is killed; what was claimed goes on under its session, what waited is
 // made anew, and there are no more than the ceiling.
 func TestPoolsOutliveKills(t *testing.T) {
-	e := testenv.Start(t)
+	e := common.For(t)
 	pool(t, e, "container", 3)
 	c := e.Client("acme", "ann")
 	s := open(t, c, sdk.OpenOptions{Template: "container"})

@@ -25,7 +25,7 @@ func needTier(t *testing.T, e *testenv.Env, tier string) {
 // files, and never back: whatever template is asked for later, it wakes in a machine, says why, and
 // the host mounts its disk no more.
 func TestADiskThatAMachineWroteStaysInMachines(t *testing.T) {
-	e := testenv.Start(t, testenv.AllTiers...)
+	e := machines.For(t)
 	needTier(t, e, "microvm")
 	c := e.Client("acme", "mover")
 	s := open(t, c, sdk.OpenOptions{Template: "container"})
@@ -79,7 +79,7 @@ func mounted(t *testing.T, dir, key string) bool {
 // TestAMachinesDiskIsSavedAndRestored: checkpoint, snapshot, restore, growth, export and import of a
 // disk that the host never mounts.
 func TestAMachinesDiskIsSavedAndRestored(t *testing.T) {
-	e := testenv.Start(t, testenv.AllTiers...)
+	e := machines.For(t)
 	needTier(t, e, "microvm")
 	c := e.Client("acme", "saver")
 	o := sdk.OpenOptions{Template: "microvm"}
@@ -122,7 +122,7 @@ func TestAMachinesDiskIsSavedAndRestored(t *testing.T) {
 
 // TestTheChoiceOfTierIsExplained: the event admitted says which rule chose the tier, from which facts.
 func TestTheChoiceOfTierIsExplained(t *testing.T) {
-	e := testenv.Start(t)
+	e := common.For(t)
 	for _, x := range []struct {
 		template string
 		risk     sdk.Risk
@@ -155,7 +155,7 @@ func TestTheChoiceOfTierIsExplained(t *testing.T) {
 
 // TestModulesAreTools: the WebAssembly tier runs modules, and nothing else, on the session's disk.
 func TestModulesAreTools(t *testing.T) {
-	e := testenv.Start(t, testenv.AllTiers...)
+	e := common.For(t)
 	needTier(t, e, "wasm")
 	c := e.Client("acme", "tools")
 	o := sdk.OpenOptions{Template: "wasm", Risk: sdk.Risk{CodeAuthor: sdk.OperatorCode, Tools: sdk.BoundedTools, Network: sdk.NoNetwork, DataClass: "public"}}

@@ -26,7 +26,7 @@ const clusterPolicy = `rules:
 // TestWhatCarriesEgressMayGo: the gate of a host, its agent and the host itself each go and come back. While
 // one is away nothing leaves that should not; afterwards what is allowed leaves again, wherever the session is.
 func TestWhatCarriesEgressMayGo(t *testing.T) {
-	e := testenv.Cluster(t, "--hosts", "2", "--schedulers", "1", "--nats", "1")
+	e := testenv.Cluster(t, "--tiers", "container", "--hosts", "2", "--schedulers", "1", "--nats", "1")
 	root := e.Member("identity").Show().Address
 	hits := serveAt(t, root)
 	for _, gate := range []string{"gate-1", "gate-2"} {

@@ -35,7 +35,7 @@ import (
 // `berth up` process: in a cluster the supervisor's, and Kill ends every
 // member with it.
 type Env struct {
-	t    *testing.T
+	t    testing.TB
 	Bin  string
 	Dir  string
 	Args []string
@@ -47,6 +47,8 @@ type Env struct {
 	marks []string
 	// gone are members that were removed for good.
 	gone map[string]bool
+	// of is the installation that this one stands for in a subtest.
+	of *Env
 	*upproc.Process
 }
 
@@ -82,15 +84,22 @@ func ForTier(t *testing.T, tier string) {
 }
 
 // For is the same installation for a subtest: what fails, or is registered for the
-// end, is the subtest's. Whoever shares one starts and stops nothing but members.
+// end, is the subtest's. When the subtest starts it again, that holds for e too.
 func (e *Env) For(t *testing.T) *Env {
-	shared := *e
-	shared.t = t
-	return &shared
+	lent := *e
+	lent.t, lent.of = t, e
+	return &lent
 }
 
 // Prepare makes the folder without starting anything.
 func Prepare(t *testing.T, args ...string) *Env {
+	t.Helper()
+	e := prepare(t, args...)
+	t.Cleanup(e.end)
+	return e
+}
+
+func prepare(t *testing.T, args ...string) *Env {
 	t.Helper()
 	need(t)
 	dir, err := os.MkdirTemp("", "berth-e2e-")
@@ -101,21 +110,22 @@ func Prepare(t *testing.T, args ...string) *Env {
 	if !upproc.Many(args) && !slices.Contains(args, "--tiers") {
 		args = append(args, "--tiers", "container,gvisor")
 	}
-	e := &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}, gone: map[string]bool{}}
-	t.Cleanup(func() {
-		e.Down()
-		if left := residue.Take().About(e.marks...); !left.Empty() {
-			t.Errorf("left on the host: %s", left)
-		}
-		leaks.CheckInstallation(t, dir)
-		if t.Failed() {
-			e.logTails()
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("remove the state folder: %v", err)
-		}
-	})
-	return e
+	return &Env{t: t, Bin: Bin(t), Dir: dir, Args: args, Many: upproc.Many(args), marks: []string{dir}, gone: map[string]bool{}}
+}
+
+// end stops the installation, reports what it left on the host and removes its directory.
+func (e *Env) end() {
+	e.Down()
+	if left := residue.Take().About(e.marks...); !left.Empty() {
+		e.t.Errorf("left on the host: %s", left)
+	}
+	leaks.CheckInstallation(e.t, e.Dir)
+	if e.t.Failed() {
+		e.logTails()
+	}
+	if err := os.RemoveAll(e.Dir); err != nil {
+		e.t.Errorf("remove the state folder: %v", err)
+	}
 }
 
 // logTails prints the end of what every process wrote.
@@ -220,10 +230,12 @@ func (e *Env) Up() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.Process = p
-	for _, m := range p.Marks { // a cluster's namespaces are others at every start
-		if !slices.Contains(e.marks, m) {
-			e.marks = append(e.marks, m)
+	for one := e; one != nil; one = one.of {
+		one.Process = p
+		for _, m := range p.Marks { // a cluster's namespaces are others at every start
+			if !slices.Contains(one.marks, m) {
+				one.marks = append(one.marks, m)
+			}
 		}
 	}
 }

@@ -61,15 +61,15 @@ func (b *builder) all(ctx context.Context, list []recipe) (string, error) {
 	return set, locate.Select(set)
 }
 
-// timed builds one component and says so.
+// timed builds one component and says so, in whole lines: other builds run at the same time.
 func (b *builder) timed(ctx context.Context, r recipe, dir string) error {
-	fmt.Fprintf(b.log, "building %s %s (about %d s) ... ", r.Name, r.Pin.Version, r.Seconds)
+	what := r.Name + " " + r.Pin.Version
+	fmt.Fprintf(b.log, "building %s (about %d s) ...\n", what, r.Seconds)
 	start := time.Now()
 	if err := b.one(ctx, r, dir); err != nil {
-		fmt.Fprintln(b.log, "failed")
 		return fmt.Errorf("build %s: %w", r.Name, err)
 	}
-	fmt.Fprintf(b.log, "done %.0f s\n", time.Since(start).Seconds())
+	fmt.Fprintf(b.log, "building %s: done %.0f s\n", what, time.Since(start).Seconds())
 	return nil
 }
 
@@ -87,23 +87,23 @@ func (b *builder) one(ctx context.Context, r recipe, dir string) error {
 		}
 	}
 	source := filepath.Join(b.source, r.Source)
-	if r.Source == "" {
-		var err error
-		if source, err = download(ctx, r.Pin); err != nil {
-			return err
-		}
-	}
-	if len(r.Patches) > 0 {
-		tmp, err := os.MkdirTemp("", "berth-source-")
+	if r.Source == "" || len(r.Patches) > 0 {
+		module, err := download(ctx, r.Pin)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(tmp) }()
-		copied := filepath.Join(tmp, "source")
-		if err := patched(source, copied, r.Patches); err != nil {
-			return err
+		if r.Source == "" {
+			source = module
+		} else {
+			tmp, err := os.MkdirTemp("", "berth-source-")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = os.RemoveAll(tmp) }()
+			if source, err = patchedModules(source, module, tmp, r); err != nil {
+				return err
+			}
 		}
-		source = copied
 	}
 	for name, pkg := range r.Binaries {
 		args := []string{"build", "-p", strconv.Itoa(b.jobs), "-trimpath", "-buildvcs=false", "-mod=readonly",

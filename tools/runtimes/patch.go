@@ -25,6 +25,27 @@ var freezePatch = patch{
 	New:  "if (errno == unix.EINTR || errno == unix.ENOENT) && t.subproc.alive() {",
 }
 
+// patchedModules copies the module in source, the modules beside it and the pinned module, mended, to tmp. It
+// returns the copy of source, which requires the mended module by a relative path: a path of this machine
+// would stand in the binaries.
+func patchedModules(source, pinned, tmp string, r recipe) (string, error) {
+	if err := os.CopyFS(tmp, os.DirFS(filepath.Dir(source))); err != nil {
+		return "", fmt.Errorf("copy the modules to mend: %w", err)
+	}
+	const mended = "mended"
+	if err := patched(pinned, filepath.Join(tmp, mended), r.Patches); err != nil {
+		return "", err
+	}
+	copied := filepath.Join(tmp, filepath.Base(source))
+	file := filepath.Join(copied, "go.mod")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	text = fmt.Appendf(text, "\nreplace %s => ../%s\n", r.Pin.Module, mended)
+	return copied, os.WriteFile(file, text, 0o644)
+}
+
 // patched copies a module's source to dir and mends it there: the module cache stays as it is.
 func patched(source, dir string, patches []patch) error {
 	if err := os.CopyFS(dir, os.DirFS(source)); err != nil {

@@ -54,7 +54,7 @@ type recipe struct {
 	// Deb is the Debian package that always depends on the newest kernel; the pin's module is then the
 	// package of its version. It is not built but fetched, and the other runtimes do without it.
 	Deb string `json:",omitempty"`
-	// Patches mend the module's source before it is built.
+	// Patches mend the pinned module's source before it is built. The module in Source then requires the pinned one.
 	Patches []patch `json:",omitempty"`
 }
 
@@ -77,20 +77,16 @@ func recipes(pins map[string]pin, goID string) ([]recipe, error) {
 		Tags:     "seccomp,osusergo,netgo",
 		LDFlags:  "-s -w -extldflags -static",
 	}, {
-		Name: "runsc", Pin: gvisor, Seconds: 105,
-		Binaries: map[string]string{locate.Runsc: "./runsc"},
-		LDFlags:  "-s -w -X gvisor.dev/gvisor/runsc/version.version=" + gvisor.Version,
-		Patches:  []patch{freezePatch},
-	}, {
 		Name: "shim-runc", Pin: pin{Version: containerd.Version}, Seconds: 15,
 		Source:   "shims/runc",
 		Binaries: map[string]string{locate.ShimRunc: "."},
 		LDFlags:  "-s -w",
 	}, {
-		Name: "shim-runsc", Pin: pin{Version: gvisor.Version}, Seconds: 80,
-		Source:   "shims/runsc",
-		Binaries: map[string]string{locate.ShimRunsc: "."},
-		LDFlags:  "-s -w",
+		Name: "gvisor", Pin: gvisor, Seconds: 120,
+		Source:   "shims/runsc", // one module builds both, so that gVisor is compiled once
+		Binaries: map[string]string{locate.ShimRunsc: ".", locate.Runsc: "gvisor.dev/gvisor/runsc"},
+		LDFlags:  "-s -w -X gvisor.dev/gvisor/runsc/version.version=" + gvisor.Version,
+		Patches:  []patch{freezePatch},
 	}}
 	for i := range list {
 		list[i].Go = goID

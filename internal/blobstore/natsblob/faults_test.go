@@ -168,6 +168,7 @@ func TestServerKilledInTheMiddleOfAPut(t *testing.T) {
 // A connection that is lost while an object is read or written ends that at
 // once, also without a deadline.
 func TestConnectionLostDoesNotBlock(t *testing.T) {
+	t.Attr("wait", "30s: the store gives up a stream without an answer")
 	t.Parallel()
 	p := startProcess(t)
 	conn := p.connect()

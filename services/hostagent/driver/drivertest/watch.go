@@ -2,6 +2,8 @@ package drivertest
 
 import (
 	"context"
+	"errors"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -252,6 +254,9 @@ func (s *suite) toldMemory(t *testing.T) {
 	}
 }
 
+// hogTime bounds how long an emulated machine on a busy host needs to touch twice its memory.
+const hogTime = 5 * time.Minute
+
 // hog takes memory, in MiB, in a process of its own where there are such; false if it got it all.
 func (s *suite) hog(t *testing.T, k *Talk, mib int) bool {
 	t.Helper()
@@ -259,6 +264,13 @@ func (s *suite) hog(t *testing.T, k *Talk, mib int) bool {
 	if s.caps.Native {
 		op = []string{"spawn", "alloc"}
 	}
-	_, err := k.Do(op[0], append(op[1:], itoa(mib))...)
+	n, err := k.Send(op[0], append(op[1:], itoa(mib))...)
+	if err != nil {
+		return true
+	}
+	_, err = k.Await(n, hogTime)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the probe did not answer within %s whether it got %d MiB", hogTime, mib)
+	}
 	return err != nil
 }
