@@ -36,12 +36,18 @@ func TestJournalAfterAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	j, _ := open(t, dir)
 	j.put(t, 1)
-	if _, err := j.file.Write([]byte(`{"id":"cut o`)); err != nil { // all that fitted; not even a line end did
+	j.mu.Lock()
+	_, err := j.file.Write([]byte(`{"id":"cut o`)) // all that fitted; not even a line end did
+	j.torn = true
+	j.mu.Unlock()
+	if err != nil {
 		t.Fatal(err)
 	}
-	j.torn = true
 	j.put(t, 2)
-	if err := j.write(append(bytes.Repeat([]byte("x"), 3*journalLine), '\n')); err != nil {
+	j.mu.Lock()
+	err = j.write(append(bytes.Repeat([]byte("x"), 3*journalLine), '\n'))
+	j.mu.Unlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	j.put(t, 3)

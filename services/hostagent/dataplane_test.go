@@ -241,6 +241,34 @@ func TestALostFrameEndsTheStream(t *testing.T) {
 	}
 }
 
+// TestABrokenStreamLosesNoOutput: a stream breaks while the exec has more output than the guest's ring holds. The exec
+// waits for the client, which attaches again and has all of it.
+func TestABrokenStreamLosesNoOutput(t *testing.T) {
+	r := newRig(t, newProcs(t))
+	r.start()
+	one := ref("ann", 5, 6)
+	r.mustWake(one, nil)
+	c := r.client(one)
+	const size = 8 << 20
+	s := c.mustOpen(execOp("x1", "head", "-c", fmt.Sprint(size), "/dev/zero"))
+	s.in += 5 // as if messages of the client were lost
+	s.send(&boxv1.Frame{Body: &boxv1.Frame_Ping{Ping: &boxv1.Ping{}}})
+	had := 0
+	for broken := false; !broken; {
+		f, err := s.recv(5 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		had += len(f.GetData().GetData())
+		broken = f.GetFailure() != nil
+	}
+	time.Sleep(300 * time.Millisecond) // without a reader the exec would end meanwhile
+	o, err := c.mustOpen(attachOp("x1", uint64(had))).drain()
+	if err != nil || len(o.gaps) > 0 || had+len(o.stdout) != size {
+		t.Errorf("%d bytes before, %d after the attach, gaps %v, %v", had, len(o.stdout), o.gaps, err)
+	}
+}
+
 func dataFrame(offset uint64, p []byte) *boxv1.Frame {
 	return &boxv1.Frame{Body: &boxv1.Frame_Data{Data: &boxv1.Data{Channel: boxv1.Channel_CHANNEL_STDIN, Offset: offset, Data: p}}}
 }

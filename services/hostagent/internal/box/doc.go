@@ -35,7 +35,8 @@ const (
 	MaxChunk = 64 << 10
 	// PingEvery is how often each side says that it is there.
 	PingEvery = 15 * time.Second
-	// GoneAfter is how long a client may be silent before its stream is given up.
+	// GoneAfter is how long a client may be silent before its stream is given up, and how long an exec whose stream
+	// broke waits for the client with a full ring.
 	GoneAfter = 45 * time.Second
 
 	maxOpening   = 128 << 10 // an opening as it is on the bus

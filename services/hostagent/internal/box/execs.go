@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -29,6 +30,9 @@ type tracker struct {
 type tracked struct {
 	done     func()
 	watchers int
+	// lost is when the last stream broke without the client's farewell; zero otherwise. The exec is held until the
+	// client attaches again, for GoneAfter at most.
+	lost time.Time
 	// turn is held while a reader attaches, and while the last one is given up: a late farewell
 	// must not take the exec from whoever came after.
 	turn sync.Mutex
@@ -36,11 +40,12 @@ type tracked struct {
 
 func (t *tracker) init(b *Box) { t.box, t.running = b, map[string]*tracked{} }
 
-// adopt notes an exec that runs and that nobody is attached to.
+// adopt notes an exec that runs and whose streams ended with an earlier process of the host agent.
 func (t *tracker) adopt(ctx context.Context, key string) error {
 	err := t.watch(ctx, key)
 	if err == nil {
 		t.unwatch(key)
+		t.hold(key, time.Now())
 	}
 	return err
 }
@@ -49,7 +54,7 @@ func (t *tracker) adopt(ctx context.Context, key string) error {
 func (t *tracker) watch(ctx context.Context, key string) error {
 	t.mu.Lock()
 	if e := t.running[key]; e != nil {
-		e.watchers++
+		e.watchers, e.lost = e.watchers+1, time.Time{}
 		t.mu.Unlock()
 		return nil
 	}
@@ -61,7 +66,7 @@ func (t *tracker) watch(ctx context.Context, key string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e := t.running[key]; e != nil {
-		e.watchers++
+		e.watchers, e.lost = e.watchers+1, time.Time{}
 		done()
 		return nil
 	}
@@ -274,23 +279,54 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStre
 	return err
 }
 
-// letGo ends a stream before its exec: the exec goes on, and when nobody else reads it, drops its
-// oldest output rather than wait for a reader.
+// letGo ends a stream before its exec, which goes on. If no other stream reads the exec, the guest drops its oldest
+// output from now on rather than wait for a reader. After a stream that broke, the guest waits: a client that
+// attaches again at once has all of the output.
 func (b *Box) letGo(e *hostend.ExecStream, key string, why error) {
 	last := b.execs.unwatch(key)
 	e.Close()
-	if !last || errors.Is(why, hostend.ErrReplaced) || b.ctx.Err() != nil {
-		return
+	switch {
+	case !last || errors.Is(why, hostend.ErrReplaced) || b.ctx.Err() != nil:
+	case errs.Is(why, errkind.Unavailable):
+		b.execs.hold(key, time.Now())
+	default:
+		b.detach(key)
 	}
+}
+
+// detach has the guest drop the oldest output of an exec that no stream reads.
+func (b *Box) detach(key string) {
 	defer b.execs.take(key)()
 	if b.execs.watched(key) {
-		return // somebody came meanwhile
+		return // a stream attached meanwhile
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, openTime)
 	defer cancel()
 	if err := b.guest.DetachExec(ctx, key); err != nil {
 		b.log.Debug("could not detach from an exec", "exec", key, "error", err)
 	}
+}
+
+// hold notes that the last stream of key broke.
+func (t *tracker) hold(key string, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.running[key]; e != nil && e.watchers <= 0 {
+		e.lost = now
+	}
+}
+
+// overdue returns the execs whose client did not attach again in time; each is returned once.
+func (t *tracker) overdue(now time.Time) (keys []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for key, e := range t.running {
+		if !e.lost.IsZero() && now.Sub(e.lost) > GoneAfter {
+			e.lost = time.Time{}
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // output passes on what the exec gives, up to and with its exit.

@@ -283,5 +283,8 @@ func (b *Box) tend(now time.Time, ping bool) {
 			st.ping()
 		}
 	}
+	for _, key := range b.execs.overdue(now) {
+		go b.detach(key)
+	}
 	b.execs.poll()
 }
