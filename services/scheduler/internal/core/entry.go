@@ -41,7 +41,7 @@ const vmSince = 4
 const poolSince = 5
 
 // eraserSince is the format since which a deleted session that no host has is
-// erased from the store by any host.
+// erased from the store by any host, also by one that joins later.
 const eraserSince = 6
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
@@ -261,8 +261,8 @@ type Expire struct {
 	MaxPerHour int `json:"max"`
 }
 
-// Removed tells that grants are dead and the key is destroyed; Erased, that the
-// hosts have nothing left of it.
+// Removed tells that grants are dead and the key is destroyed, and that Hosts
+// have nothing left of it; Erased, that the store has nothing left either.
 type Removed struct {
 	Ref
 	Erased bool `json:"erased,omitempty"`

@@ -20,9 +20,9 @@ func (x *tx) owe(t *Tombstone, s *Session, c *Removed) {
 		t.Erase = append(t.Erase, Erasure{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key,
 			Revision: t.Revision, Done: c.confirms(h, s.Host)})
 	}
-	if h := x.eraser(""); len(t.Erase) == 0 && x.v >= eraserSince && !c.Erased && !s.Epoch.IsZero() && h != "" {
-		// No host has its disk, and none was asked to clean the store of it.
-		t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key, Revision: t.Revision}}
+	if len(t.Erase) == 0 && x.v >= eraserSince && !c.Erased && !s.Epoch.IsZero() {
+		// No host has its disk, and none has confirmed that the store is clean of it.
+		t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: x.eraser(""), Session: s.Key, Revision: t.Revision}}
 	}
 	if len(t.Erase) == 0 {
 		x.tellErased(t, []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Session: s.Key, Revision: t.Revision}})
@@ -49,15 +49,21 @@ func (x *tx) erased(t *Tombstone, c *Removed) bool {
 		}
 	}
 	x.settleErase(&n, c.Generation)
-	for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
-		x.s.tombs[k] = &n
-	}
+	x.putTombstone(&n)
 	return true
 }
 
+// putTombstone stores a changed tombstone under all its keys.
+func (x *tx) putTombstone(t *Tombstone) {
+	for _, k := range append([]ids.SessionKey{t.Key}, t.Aliases...) {
+		x.s.tombs[k] = t
+	}
+}
+
 // passErasure adds another host to those that erase a generation, unless there
-// is one beside e's already, or no other host. A host that was removed counts as
-// having erased, and may not have cleaned the store.
+// is one beside e's already. A host that was removed counts as having erased, and
+// may not have cleaned the store. If the cell has no other host, the erasure
+// waits for the next one that joins.
 func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 	t := x.s.tombs[key]
 	if slices.ContainsFunc(t.Erase, func(v Erasure) bool {
@@ -66,19 +72,37 @@ func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 		return
 	}
 	h := x.eraser(e.Host)
-	if h == "" {
+	if h == "" && x.v < eraserSince {
 		return
 	}
 	n := *t
 	e.Host = h
 	n.Erase = append(slices.Clone(t.Erase), e)
-	for _, k := range append([]ids.SessionKey{n.Key}, n.Aliases...) {
-		x.s.tombs[k] = &n
+	x.putTombstone(&n)
+}
+
+// assignErasures gives the erasures that wait for a host to h, the first host of
+// the cell. While the cell has a host, none waits.
+func (x *tx) assignErasures(h ids.Host) {
+	waits := func(e Erasure) bool { return e.Host == "" }
+	for _, t := range x.s.Tombstones() {
+		if !slices.ContainsFunc(t.Erase, waits) {
+			continue
+		}
+		n := *t
+		n.Erase = slices.Clone(t.Erase)
+		for i := range n.Erase {
+			if waits(n.Erase[i]) {
+				n.Erase[i].Host = h
+			}
+		}
+		x.putTombstone(&n)
 	}
 }
 
 // eraser is the host that cleans the store of a generation that no host has: the
 // first that holds a lease, else the first that may come back; not the host not.
+// It is empty if the cell has no other host.
 func (x *tx) eraser(not ids.Host) (h ids.Host) {
 	for _, r := range x.s.order {
 		switch {

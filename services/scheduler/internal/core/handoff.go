@@ -126,9 +126,8 @@ func (x *tx) without(s *Session, h ids.Host, out *Outcome) {
 	x.put(s)
 }
 
-// forgetErasures counts a removed host as having erased what it had. Where no
-// other host cleans the store of the generation, the first that holds a lease is
-// asked to: it was this one's to do.
+// forgetErasures counts a removed host as having erased what it had. If no other
+// host cleans the store of the generation, passErasure names one.
 func (x *tx) forgetErasures(h ids.Host) {
 	var hit []*Tombstone
 	for k, t := range x.s.tombs {

@@ -28,6 +28,9 @@ func (x *tx) join(h *Host) Outcome {
 			n.Lease = max(n.Lease, old.Lease)
 		}
 	}
+	if len(x.s.order) == 0 {
+		x.assignErasures(n.ID)
+	}
 	r := x.s.setHost(&n)
 	if old == nil || old.Boot != h.Boot || old.Lost {
 		x.push(&Event{Kind: HostJoined, Host: n.ID, Boot: n.Boot, Tiers: n.Tiers, Capacity: n.Capacity})

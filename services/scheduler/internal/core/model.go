@@ -344,17 +344,19 @@ type Tombstone struct {
 	Erase []Erasure `json:"erase,omitempty"`
 }
 
-// Erasure is a disk of a deleted generation on one host.
+// Erasure is a deleted generation that one host removes from its disks and from
+// the store.
 type Erasure struct {
 	Generation ids.Generation `json:"g"`
 	Epoch      ids.Epoch      `json:"e,omitzero"`
-	Host       ids.Host       `json:"h"`
+	// Host is empty while the cell has no host: the next one that joins erases.
+	Host ids.Host `json:"h"`
 	// Session is the key that the generation had; empty: that of the tombstone.
 	Session ids.SessionKey `json:"s,omitempty"`
 	// Revision is kept free for the event that tells of the generation's end on
 	// all hosts; 0: none will.
 	Revision uint64 `json:"r,omitempty"`
-	// Done: the host confirmed. It stays listed until all have.
+	// Done: the host confirmed, or was removed. It stays listed until all have.
 	Done bool `json:"d,omitempty"`
 }
 

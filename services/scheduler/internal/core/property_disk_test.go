@@ -17,6 +17,7 @@ type disk struct {
 // diskModel is what the model saw of a disk.
 type diskModel struct {
 	held, confirmed []ids.Host
+	placed          bool   // the store may have something of it
 	free            uint64 // revision that its end will have
 }
 
@@ -135,6 +136,7 @@ func (m *model) noteHolders(before *State, e Entry, out Outcome) {
 		d := m.disk(s.Key, s.Generation)
 		if s.Host != "" && !slices.Contains(d.held, s.Host) {
 			d.held = append(d.held, s.Host)
+			d.placed = true
 		}
 	}
 	if out.Refused == nil && e.RemoveHost != nil {
@@ -170,14 +172,17 @@ func (m *model) noteHolders(before *State, e Entry, out Outcome) {
 	d.confirmed = append(d.confirmed, hosts...)
 }
 
-// erasedIsTrue: every host that ever held the generation confirmed, and it is
-// told once, after deleted.
+// erasedIsTrue: every host that ever held the generation confirmed or was
+// removed, a host confirmed that the store is clean, and it is told once, after deleted.
 func (m *model) erasedIsTrue(t *rapid.T, e *Event) {
 	d := m.disk(e.Session, e.Generation)
 	if e.Revision != d.free || d.free == 0 {
 		t.Fatalf("erased with revision %d, %d was kept for it", e.Revision, d.free)
 	}
 	d.free = 0
+	if d.placed && len(d.confirmed) == 0 {
+		t.Fatalf("%s is said to be erased, and no host confirmed that the store is clean", e.Session)
+	}
 	for _, h := range d.held {
 		if !slices.Contains(e.Hosts, h) || !slices.Contains(d.confirmed, h) {
 			t.Fatalf("%s is said to be erased on %v; %v held it, %v confirmed", e.Session, e.Hosts, d.held, d.confirmed)

@@ -164,7 +164,7 @@ var (
 	tGone = declare(Transition{Name: "gone", From: states{Deleting}, Event: "removed",
 		When: "grants dead and key destroyed; the disk erased or its host away", To: Deleted, Emits: emits{WasDeleted}})
 	tErased = declare(Transition{Name: "erased", From: states{Deleted}, Event: "removed",
-		When: "every host that ever held the generation has nothing left of it", To: Deleted, Emits: emits{WasErased}})
+		When: "every host that ever held the generation has nothing left of it, nor has the store", To: Deleted, Emits: emits{WasErased}})
 	tStopped = declare(Transition{Name: "stopped", From: states{Failed}, Event: "stopped",
 		When: "the host has no compute of it", To: Failed})
 )
