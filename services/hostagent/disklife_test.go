@@ -6,11 +6,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/internal/bus/bustest"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/hostagent/internal/archive"
 	"github.com/berth-dev/berth/services/hostagent/internal/disk"
 )
 
@@ -45,7 +48,7 @@ func TestADeleteThatEndsHalfWayStillCleansTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := disk.Key{Session: key("u"), Generation: ids.Generation{Incarnation: 1, Index: 2}}
-	if err := h.eraseDisk(t.Context(), "acme", k); err == nil {
+	if _, err := h.eraseDisk(t.Context(), "acme", k); err == nil {
 		t.Fatal("the delete went well")
 	}
 	if left := h.toErase(); len(left) != 1 || left[0].Session != k.Session || left[0].Generation != k.Generation {
@@ -54,3 +57,59 @@ func TestADeleteThatEndsHalfWayStillCleansTheStore(t *testing.T) {
 }
 
 type emptyVault struct{ vault }
+
+// fakeVault is a store that fails or hangs.
+type fakeVault struct {
+	vault
+	err   error
+	hangs bool
+	asked atomic.Int32
+}
+
+func (v *fakeVault) Erase(ctx context.Context, _ archive.Disk) error {
+	v.asked.Add(1)
+	if v.hangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return v.err
+}
+
+// TestADeleteSaysWhetherTheStoreIsClean: a store that fails or hangs does not hold up a delete, and the
+// delete is reported as done only once the store is clean.
+func TestADeleteSaysWhetherTheStoreIsClean(t *testing.T) {
+	dir := t.TempDir()
+	n, v := newNullDisks(), &fakeVault{}
+	h := &host{cfg: Config{Dir: dir}, disks: n, vault: v, lease: newLease(0, false), erase: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
+	h.saves = nullSaves{n, h}
+	clock := time.Hour
+	h.lease.now = func() time.Duration { return clock }
+	if err := os.MkdirAll(h.eraseDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k := disk.Key{Session: key("u"), Generation: ids.Generation{Incarnation: 1, Index: 2}}
+	erase := func(what string, want bool, notes int, asked int32) {
+		t.Helper()
+		began := time.Now()
+		clean, err := h.eraseDisk(t.Context(), "acme", k)
+		if err != nil || clean != want || len(h.toErase()) != notes || v.asked.Load() != asked {
+			t.Errorf("%s: clean %v, %v; %d notes, the store was asked %d times", what, clean, err, len(h.toErase()), v.asked.Load())
+		}
+		if took := time.Since(began); took > 10*eraseWait {
+			t.Errorf("%s: took %s", what, took)
+		}
+	}
+	v.hangs = true
+	erase("the store hangs", false, 1, 1)
+	if len(h.erase) != 1 {
+		t.Error("the store is not cleaned later")
+	}
+	erase("it hung a moment ago", false, 1, 1)
+	clock += eraseRest
+	v.hangs, v.err = false, errors.New("away")
+	erase("the store is away", false, 1, 2)
+	clock += eraseRest
+	v.err = nil
+	erase("the store is back", true, 0, 3)
+	erase("asked again", true, 0, 4)
+}

@@ -21,6 +21,13 @@ import (
 // eraseEvery is how often what could not be erased from the store is tried again.
 const eraseEvery = time.Minute
 
+// eraseWait bounds how long a delete waits for the store. After a delete that waited in vain, the
+// deletes of the next eraseRest do not wait.
+const (
+	eraseWait = time.Second
+	eraseRest = 5 * time.Second
+)
+
 // tidyEvery is how often what killed writers left in the store is removed, and its least age.
 const tidyEvery = time.Hour
 
@@ -62,29 +69,45 @@ func (h *host) noteErase(d archive.Disk) error {
 	return nil
 }
 
-// eraseDisk removes a disk from this host, with all that was made of it, and from the store. What the
-// store does not give up now is removed later: it does not hold up the session's end.
-func (h *host) eraseDisk(ctx context.Context, t ids.Tenant, k disk.Key) error {
+// eraseDisk removes a disk from this host, with all that was made of it, and from the store. It reports
+// whether the store is clean. A store that does not answer must not hold up the session's end: erasures
+// cleans it later, and scheduler asks again.
+func (h *host) eraseDisk(ctx context.Context, t ids.Tenant, k disk.Key) (clean bool, err error) {
 	if err := h.saves.Stop(ctx, k); err != nil {
-		return err
+		return false, err
 	}
 	stored := h.vault != nil && t != ""
+	d := archive.Disk{Tenant: t, Session: k.Session, Generation: k.Generation}
 	if stored { // noted first: after a crash nobody may ask for a disk again that is not here
-		if err := h.noteErase(archive.Disk{Tenant: t, Session: k.Session, Generation: k.Generation}); err != nil {
-			return err
+		if err := h.noteErase(d); err != nil {
+			return false, err
 		}
 	}
 	if err := h.disks.Delete(ctx, k); err != nil {
-		return err
+		return false, err
 	}
-	if !stored {
-		return nil
+	return !stored || h.eraseNow(ctx, d), nil
+}
+
+// eraseNow cleans the store of a generation and reports whether it is clean. If the store does not answer
+// within eraseWait, erasures goes on.
+func (h *host) eraseNow(ctx context.Context, d archive.Disk) bool {
+	if h.lease.now() < time.Duration(h.eraseAfter.Load()) {
+		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, eraseWait)
+	defer cancel()
+	err := h.eraseStored(ctx, d)
+	if err == nil {
+		return true
+	}
+	h.log.Debug("the store is not clean of a deleted session yet", "session", d.Session, "error", err)
+	h.eraseAfter.Store(int64(h.lease.now() + eraseRest))
 	select {
 	case h.erase <- struct{}{}:
 	default:
 	}
-	return nil
+	return false
 }
 
 func syncFolder(dir string) error {

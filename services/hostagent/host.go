@@ -69,6 +69,8 @@ type host struct {
 	removed chan struct{}
 	// rejoin asks for a join and a sweep now, erase for a look at what the store still holds.
 	rejoin, erase chan struct{}
+	// eraseAfter is the lease clock's time before which no delete waits for the store.
+	eraseAfter atomic.Int64
 	// retell asks for a renewal of the lease now, since what the host says with it has changed.
 	retell chan struct{}
 	// sweeping is the place of sweeps of the store after a sleep, one at a time.

@@ -134,12 +134,12 @@ func (h *host) rpcDelete(ctx context.Context, _ bus.Request, req *hostv1.DeleteR
 }
 
 // delete removes everything of a generation. Of one that a newer has followed only a disk can be
-// left.
+// left. The reply says whether the store is clean, too.
 func (s *session) delete(ctx context.Context, g ids.Generation, req *hostv1.DeleteRequest) (*hostv1.DeleteReply, error) {
 	out, err := s.act(ctx, core.Delete{Generation: g}, req)
 	if r := core.RefusalOf(err); r != nil && r.Kind == errkind.StaleEpoch {
-		err = s.h.eraseDisk(ctx, ids.Tenant(req.GetSession().GetTenant()), disk.Key{Session: s.key, Generation: g})
-		return &hostv1.DeleteReply{Removed: err == nil}, err
+		clean, err := s.h.eraseDisk(ctx, ids.Tenant(req.GetSession().GetTenant()), disk.Key{Session: s.key, Generation: g})
+		return &hostv1.DeleteReply{Removed: clean}, err
 	}
 	if err != nil {
 		return nil, err

@@ -298,10 +298,11 @@ func (s *session) erase(o *operation) (proto.Message, error) {
 	if r, ok := o.req.(*hostv1.DeleteRequest); ok {
 		tenant = ids.Tenant(r.GetSession().GetTenant())
 	}
-	if err := s.h.eraseDisk(ctx, tenant, o.diskKey()); err != nil {
+	clean, err := s.h.eraseDisk(ctx, tenant, o.diskKey())
+	if err != nil {
 		return nil, errs.Wrap("delete", s.key.String(), err)
 	}
-	return &hostv1.DeleteReply{Removed: true}, nil
+	return &hostv1.DeleteReply{Removed: clean}, nil
 }
 
 // settled returns the stored outcome of the epoch. mu is held.

@@ -54,6 +54,8 @@ type fakeHost struct {
 	// onWake may refuse a wake.
 	onWake func(*hostv1.WakeRequest) error
 	deaf   bool
+	// stored: the store is not clean of what the host removed.
+	stored bool
 	// coldReason is why it takes no warm one though it is told of a reservation.
 	coldReason string
 	// Sessions in the order of their wakes, how many wake now and did at most,
@@ -280,7 +282,7 @@ func (h *fakeHost) delete(ctx context.Context, _ bus.Request, r *hostv1.DeleteRe
 	if b := h.boxes[r.GetSession().GetSession()]; b != nil && b.generation == g {
 		delete(h.boxes, r.GetSession().GetSession())
 	}
-	return &hostv1.DeleteReply{Removed: true}, nil
+	return &hostv1.DeleteReply{Removed: !h.stored}, nil
 }
 
 func (h *fakeHost) block(method string) (open func()) {

@@ -33,6 +33,29 @@ func TestAJoinOfARemovedHostIsNoEntry(t *testing.T) {
 	}
 }
 
+// The only host of a cell removed a deleted session and has not cleaned the store
+// when it is removed itself: the session is erased by the next host that joins.
+func TestDeletedSessionIsErasedByAHostThatJoinsLater(t *testing.T) {
+	w := newWorld(t, nil)
+	h := w.withHost(t, testHost, 0)
+	must[wakeReply](t)(w.open(1, "r1"))
+	must[sleepReply](t)(w.close(1, "r2"))
+	h.mu.Lock()
+	h.stored = true
+	h.mu.Unlock()
+	must[deleteReplyT](t)(w.delete(1, "d1"))
+	h.await(t, "delete")
+	h.await(t, "delete") // scheduler asks again
+	if _, err := w.removeHost("h1", false); err != nil {
+		t.Fatal(err)
+	}
+	w.fleet("h1", "removed", 1)
+	w.events(1, "admitted placed active asleep deleted")
+	h2 := w.secondHost(t)
+	h2.await(t, "delete")
+	w.events(1, "admitted placed active asleep deleted erased")
+}
+
 // What a plan cannot name is no zone.
 func TestZoneAndLabelsAreTokens(t *testing.T) {
 	for _, c := range []struct {

@@ -255,10 +255,12 @@ func (l *leader) stepDelete(ctx context.Context, s *core.Session) error {
 		if !l.leases.alive(h) {
 			continue
 		}
-		if err := l.hostDelete(dctx, h, s.Tenant, ref); err != nil {
+		erased, err := l.hostDelete(dctx, h, s.Tenant, ref)
+		if err != nil {
 			return err
 		}
 		a.Hosts = append(a.Hosts, h)
+		a.Stored = a.Stored || !erased
 	}
 	_, out, err := l.settle(ctx, a)
 	l.tidy.now() // on the hosts that had it before
@@ -296,14 +298,15 @@ func (l *leader) anyHost() []ids.Host {
 	return all[:min(len(all), 1)]
 }
 
-func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) error {
+// hostDelete has a host remove a generation. It reports whether the store is clean of it, too.
+func (l *leader) hostDelete(ctx context.Context, h ids.Host, t ids.Tenant, ref core.Ref) (erased bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.DeleteTimeout)
 	defer cancel()
-	_, err := callHost[*hostv1.DeleteReply](ctx, l, h, "delete", &hostv1.DeleteRequest{Session: protoRef(t, ref)})
+	r, err := callHost[*hostv1.DeleteReply](ctx, l, h, "delete", &hostv1.DeleteRequest{Session: protoRef(t, ref)})
 	if errs.Is(err, errkind.NotFound) {
-		return nil
+		return true, nil
 	}
-	return err
+	return r.GetRemoved(), err
 }
 
 // stepStop removes what a failed wake may have left on its host.
@@ -315,7 +318,7 @@ func (l *leader) stepStop(ctx context.Context, s *core.Session) error {
 	defer cancel()
 	var err error
 	if s.Terms.Ephemeral {
-		err = l.hostDelete(hctx, s.Host, s.Tenant, refOf(s))
+		_, err = l.hostDelete(hctx, s.Host, s.Tenant, refOf(s)) // no snapshot of it is in the store
 	} else {
 		err = l.forceSleep(hctx, s.Host, sessionRef(s), s.Manifest, "failed")
 	}

@@ -84,8 +84,13 @@ func (l *leader) eraseOne(ctx context.Context, t *core.Tombstone, e core.Erasure
 	ctx, cancel := context.WithTimeout(ctx, tidyTime)
 	defer cancel()
 	ref := e.Ref(t)
-	if err := l.hostDelete(ctx, e.Host, t.Tenant, ref); err != nil {
+	erased, err := l.hostDelete(ctx, e.Host, t.Tenant, ref)
+	if err != nil {
 		l.log.Warn("cannot erase a deleted session yet", "session", t.Key, "host", e.Host, "error", err)
+		return
+	}
+	if !erased {
+		l.log.Debug("the store is not clean of a deleted session yet", "session", t.Key, "host", e.Host)
 		return
 	}
 	if _, err := l.apply(ctx, core.Entry{Removed: &core.Removed{Ref: ref, Erased: true, Hosts: []ids.Host{e.Host}}}); err != nil {

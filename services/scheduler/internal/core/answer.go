@@ -22,6 +22,8 @@ type Answer struct {
 	NotFound  bool // the host has nothing of this epoch
 	// Of HostDelete: hosts that have nothing left of it; none is fine, they erase later.
 	Hosts []ids.Host
+	// Stored, of HostDelete: the store still has something of it, as one of Hosts said.
+	Stored bool
 }
 
 // After is the entry that follows from an answer, false when there is none and
@@ -41,7 +43,7 @@ func After(s *Session, a Answer, maxTries int, c []Candidate) (Entry, bool) {
 		}
 	case HostDelete:
 		if a.Err == nil || a.NotFound {
-			return Entry{Removed: &Removed{Ref: ref, Erased: len(a.Hosts) > 0, Hosts: a.Hosts}}, true
+			return Entry{Removed: &Removed{Ref: ref, Erased: len(a.Hosts) > 0 && !a.Stored, Hosts: a.Hosts}}, true
 		}
 	case HostClear:
 		if a.Err == nil || a.NotFound {

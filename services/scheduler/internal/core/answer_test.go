@@ -118,6 +118,34 @@ func TestRemovedHostCountsAsErased(t *testing.T) {
 	}
 }
 
+// A host that removed a session and has not cleaned the store yet ends the
+// session, and confirms the erasure later.
+func TestDeletedSessionIsErasedOnceTheStoreIsClean(t *testing.T) {
+	c := newCell(t)
+	c.host("h2")
+	c.asleep("sa")
+	c.delete("sa", "d1", c.now)
+	before := c.s.OutSeq
+	e, ok := After(c.s.Session("sa"), Answer{Kind: HostDelete, Session: c.s.Session("sa"), Hosts: []ids.Host{"h1"}, Stored: true}, 3, nil)
+	if !ok {
+		t.Fatal("the answer came to nothing")
+	}
+	c.apply(e)
+	if kinds := kindsAfter(c.s, before); kinds != "deleted" {
+		t.Fatalf("events %s", kinds)
+	}
+	before = c.s.OutSeq
+	c.apply(Entry{RemoveHost: &RemoveHost{Host: "h1"}})
+	if kinds := kindsAfter(c.s, before); kinds != "removed" {
+		t.Fatalf("events %s", kinds)
+	}
+	tomb := c.s.Tombstone("sa")
+	c.apply(Entry{Removed: &Removed{Ref: tomb.Erase[0].Ref(tomb), Erased: true, Hosts: []ids.Host{"h2"}}})
+	if kinds := kindsAfter(c.s, before); kinds != "removed erased" || len(c.s.Tombstone("sa").Erase) != 0 {
+		t.Errorf("events %s, left %+v", kinds, c.s.Tombstone("sa").Erase)
+	}
+}
+
 // A list of terms, words or holders that many sessions share is the same memory,
 // also after a restore.
 func TestSleepersShareTheirMemory(t *testing.T) {

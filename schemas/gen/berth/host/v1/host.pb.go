@@ -1074,7 +1074,8 @@ func (x *DeleteRequest) GetSession() *v1.SessionRef {
 	return nil
 }
 
-// DeleteReply: nothing of it is left on this host.
+// DeleteReply: compute and disk of the generation are gone from this host. Removed: the store has
+// nothing left of it either. If not, the host cleans the store later, and is to be asked again.
 type DeleteReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Removed       bool                   `protobuf:"varint,1,opt,name=removed,proto3" json:"removed,omitempty"`
