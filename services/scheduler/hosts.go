@@ -23,6 +23,10 @@ const maxID = 256
 // ownedPage is how many owned sessions fit in one answer.
 const ownedPage = 1000
 
+// erasedPage bounds how many deleted sessions one answer has the host erase;
+// tidyUp asks for the others. While the store is away there may be many.
+const erasedPage = 200
+
 // sameHost refuses a host that speaks for another.
 func sameHost(r bus.Request, named string) (ids.Host, error) {
 	h, err := ids.ParseHost(named)
@@ -132,7 +136,7 @@ func (l *leader) owned(h ids.Host, after ids.SessionKey) *schedulerv1.JoinReply 
 		all = append(st.OnHost(h), st.Stale(h)...)
 		for _, t := range st.Tombstones() {
 			for _, e := range t.Erase {
-				if e.Host == h && !e.Done && after == "" {
+				if e.Host == h && !e.Done && after == "" && len(reply.Erased) < erasedPage {
 					reply.Erased = append(reply.Erased, protoRef(t.Tenant, e.Ref(t)))
 				}
 			}
