@@ -375,7 +375,7 @@ func (a *agent) rpcDelete(t *task, c *ctx, _ ids.Host, req any) (any, error) {
 func (a *agent) remove(t *task, c *ctx, r deleteReq) (any, error) {
 	out, err := a.act(t, c, r.ref.Session, host.Delete{Generation: r.ref.Generation}, r)
 	if is(err, errkind.StaleEpoch) {
-		return struct{}{}, a.eraseDisk(t, c, r.tenant, host.Key{Session: r.ref.Session, Generation: r.ref.Generation})
+		return a.eraseDisk(t, c, r.tenant, host.Key{Session: r.ref.Session, Generation: r.ref.Generation})
 	}
 	return out, err
 }

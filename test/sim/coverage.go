@@ -44,7 +44,7 @@ func (c Coverage) Missing() (out []string) {
 // wanted are the outcomes without which a run proves little.
 var wanted = []string{
 	"answer: close ok", "answer: close unsaved", "answer: delete ok", "answer: open ok", "answer: open superseded", "checkpoint acknowledged",
-	"compute dropped, disk kept", "compute of another owner removed", "data key destroyed", "data key refused",
+	"compute dropped, disk kept", "compute of another owner removed", "data key destroyed", "data key refused", "deleted, and the store is not clean yet",
 	"deposed leader that still believes, paused", "disk fetched from the store", "drain asked for", "drain move", "drain save", "drain sleep",
 	"durable request delivered again", "effect refused: no lease", "end of retention announced", "end of retention refused as too early", "entry lost with its leader",
 	"entry of a deposed leader committed", "event published again", "generation erased", "handoff placed", "handoff waits for its turn", "host drained",

@@ -302,10 +302,12 @@ func (l *leader) stepDelete(t *task, c *ctx, s *sched.Session) error {
 		if !l.alive(h) {
 			continue
 		}
-		if err := l.hostDelete(t, dc, h, s.Tenant, refOf(s)); err != nil {
+		erased, err := l.hostDelete(t, dc, h, s.Tenant, refOf(s))
+		if err != nil {
 			return err
 		}
 		a.Hosts = append(a.Hosts, h)
+		a.Stored = a.Stored || !erased
 	}
 	out, _, err := l.follow(t, c, a, nil)
 	l.erase.fire(l.w)
@@ -324,12 +326,15 @@ func (l *leader) anyHost() []ids.Host {
 	return nil
 }
 
-func (l *leader) hostDelete(t *task, c *ctx, h ids.Host, tenant ids.Tenant, ref sched.Ref) error {
-	_, err := l.host(t, c, h, "delete", deleteReq{tenant: tenant, ref: ref})
+func (l *leader) hostDelete(t *task, c *ctx, h ids.Host, tenant ids.Tenant, ref sched.Ref) (erased bool, err error) {
+	r, err := l.host(t, c, h, "delete", deleteReq{tenant: tenant, ref: ref})
 	if is(err, errkind.NotFound) {
-		return nil
+		return true, nil
 	}
-	return err
+	if err != nil {
+		return false, err
+	}
+	return r.(deleteReply).erased, nil
 }
 
 func (l *leader) stepStop(t *task, c *ctx, s *sched.Session) error {
@@ -340,7 +345,7 @@ func (l *leader) stepStop(t *task, c *ctx, s *sched.Session) error {
 	a := sched.Answer{Kind: sched.HostStop, Session: s}
 	var err error
 	if s.Terms.Ephemeral {
-		err = l.hostDelete(t, hc, s.Host, s.Tenant, refOf(s))
+		_, err = l.hostDelete(t, hc, s.Host, s.Tenant, refOf(s))
 	} else {
 		_, err = l.host(t, hc, s.Host, "sleep", sleepReq{tenant: s.Tenant, ref: refOf(s), parent: s.Manifest, force: true})
 	}

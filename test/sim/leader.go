@@ -291,7 +291,7 @@ func (l *leader) eraseAll(t *task) {
 					continue
 				}
 				ref := e.Ref(tomb)
-				if l.hostDelete(t, l.w.within(l.c, deleteTimeout), e.Host, tomb.Tenant, ref) == nil {
+				if erased, err := l.hostDelete(t, l.w.within(l.c, deleteTimeout), e.Host, tomb.Tenant, ref); err == nil && erased {
 					_, _ = l.apply(t, l.c, sched.Entry{Removed: &sched.Removed{Ref: ref, Erased: true, Hosts: []ids.Host{e.Host}}})
 				}
 			}

@@ -44,6 +44,7 @@ type (
 		tenant ids.Tenant
 		ref    sched.Ref
 	}
+	deleteReply   struct{ erased bool } // also from the store
 	activityReq   struct{ ref sched.Ref }
 	activityReply struct {
 		busy  bool

@@ -202,23 +202,37 @@ func (a *agent) delete(t *task, s *sess, o *operation) (any, error) {
 	if r, ok := o.req.(deleteReq); ok {
 		tenant = r.tenant
 	}
-	return struct{}{}, a.eraseDisk(t, o.c, tenant, host.Key{Session: s.key, Generation: o.inv.st.Generation})
+	return a.eraseDisk(t, o.c, tenant, host.Key{Session: s.key, Generation: o.inv.st.Generation})
 }
 
-// eraseDisk removes a disk from this host, and notes that the store is to be cleaned of it.
-func (a *agent) eraseDisk(t *task, c *ctx, tenant ids.Tenant, key host.Key) error {
+// eraseDisk removes a disk from this host and from the store; it says whether the store is clean. If the
+// store does not answer soon, erasures cleans it later.
+func (a *agent) eraseDisk(t *task, c *ctx, tenant ids.Tenant, key host.Key) (deleteReply, error) {
 	drop := func() error {
 		if tenant != "" {
 			a.m.notes[key] = true
 		}
 		delete(a.m.disks, key)
-		a.erasing.fire(a.w)
 		return nil
 	}
+	var err error
 	if img := a.m.disks[key]; img != nil {
-		return a.turn(t, c, img, true, drop)
+		err = a.turn(t, c, img, true, drop)
+	} else {
+		err = drop()
 	}
-	return drop()
+	switch {
+	case err != nil:
+		return deleteReply{}, err
+	case tenant == "":
+		return deleteReply{erased: true}, nil
+	case a.w.store.erase(t, a.w.within(c, t.p.real(time.Second)), key) != nil:
+		a.w.cov.hit("deleted, and the store is not clean yet")
+		a.erasing.fire(a.w)
+		return deleteReply{}, nil
+	}
+	delete(a.m.notes, key)
+	return deleteReply{erased: true}, nil
 }
 
 // erasures cleans the store of deleted generations.

@@ -3,7 +3,6 @@ package sim
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +21,6 @@ type truth struct {
 	owner     map[placed]ids.Host
 	ended     map[placed]time.Duration // when another epoch followed, or the end
 	drained   *machine                 // for good, at the end
-	orphans   map[host.Key]bool        // generations that a host had to erase which was taken out before
 	tidied    bool
 	applied   uint64 // entries that the oracle applied, and more than 0
 	acting    []acts // of check, which uses it again and again
@@ -44,7 +42,7 @@ type files struct {
 
 func newTruth() truth {
 	return truth{files: map[ids.Generation]*files{}, handed: map[placed]*content{}, activated: map[placed]bool{},
-		orphans: map[host.Key]bool{}, owner: map[placed]ids.Host{}, ended: map[placed]time.Duration{}}
+		owner: map[placed]ids.Host{}, ended: map[placed]time.Duration{}}
 }
 
 func (t *truth) of(g ids.Generation) *files {
@@ -113,9 +111,6 @@ func (w *World) committed(index int, raw []byte) {
 	}
 	st := w.group.oracle
 	w.group.entries[index-1] = e
-	if e.RemoveHost != nil {
-		w.orphaned(e.RemoveHost.Host)
-	}
 	before := map[ids.SessionKey]*sched.Session{}
 	if e.Tick == nil && e.Trim == nil {
 		for _, s := range st.Sessions() {
@@ -135,28 +130,6 @@ func (w *World) committed(index int, raw []byte) {
 		w.touched(e, before[k], st.Session(k))
 	}
 	w.entryHits(e, out)
-}
-
-// orphaned notes what stays in the store because the host that had to clean it was removed: no other host
-// does. It is sealed with keys that are destroyed, and takes space only. What a host did not confirm yet is
-// another host's to clean, if there is one.
-func (w *World) orphaned(h ids.Host) {
-	others := slices.ContainsFunc(w.group.oracle.Hosts(), func(o *sched.Host) bool { return o.ID != h })
-	for _, t := range w.group.oracle.Tombstones() {
-		for _, e := range t.Erase {
-			if e.Host == h && !e.Done && !others {
-				r := e.Ref(t)
-				w.orphans[host.Key{Session: r.Session, Generation: r.Generation}] = true
-			}
-		}
-	}
-	for _, m := range w.machines {
-		for k := range m.notes {
-			if m.id == h {
-				w.orphans[k] = true
-			}
-		}
-	}
 }
 
 func describe(out sched.Outcome) string {
@@ -431,7 +404,7 @@ func (w *World) leaks() string {
 		}
 	}
 	for id, m := range w.store.all {
-		if live[m.key] == nil && !w.orphans[m.key] {
+		if live[m.key] == nil {
 			return fmt.Sprintf("the store has manifest %s of %s, which is deleted (epoch %s, by %s)", id, m.key, m.epoch, m.host)
 		}
 	}
