@@ -14,8 +14,10 @@ package auditlog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nuid"
@@ -69,6 +71,9 @@ func New(conn *bus.Conn, log *slog.Logger) *Log { return start(conn, log, nil, n
 // share, and publishes what processes that died left there; Close ends it.
 func Open(conn *bus.Conn, log *slog.Logger, dir string) (*Log, error) {
 	j, left, err := openJournal(dir, log)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return nil, fmt.Errorf("the disk of the audit journal is full; free space in %s: %w", dir, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open audit journal in %s: %w", dir, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -54,6 +55,25 @@ func TestJournalAfterAFullDisk(t *testing.T) {
 	j.die()
 	j, left := open(t, dir)
 	want(t, left, "r1", "r2", "r3")
+	j.die()
+}
+
+// TestFullDiskIsNamedAtTheStart: records that wait cannot be taken over on a full
+// disk, and the error says what to do.
+func TestFullDiskIsNamedAtTheStart(t *testing.T) {
+	dir := t.TempDir()
+	j, _ := open(t, dir)
+	j.put(t, 1)
+	j.die()
+	if err := os.Symlink("/dev/full", j.path+".new"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(nil, slog.New(slog.DiscardHandler), dir)
+	if err == nil || !strings.Contains(err.Error(), "the disk of the audit journal is full; free space in "+dir) {
+		t.Fatalf("the log opened on a full disk: %v", err)
+	}
+	j, left := open(t, dir) // there is room again
+	want(t, left, "r1")
 	j.die()
 }
 
