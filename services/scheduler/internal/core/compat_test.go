@@ -23,8 +23,12 @@ func TestLogOfFormat3(t *testing.T) { replayFormat(t, 3) }
 // logs that its successor wrote while it led a group with one of that version.
 func TestLogOfFormat4(t *testing.T) { replayFormat(t, 4) }
 
-// TestLogOfFormat5 does so with those of the version before this one.
+// TestLogOfFormat5 does so with those of the version after that one.
 func TestLogOfFormat5(t *testing.T) { replayFormat(t, 5) }
+
+// TestLogOfFormat6 does so with those of the version before this one, and with
+// logs that this version writes while it leads a group with one of that version.
+func TestLogOfFormat6(t *testing.T) { replayFormat(t, 6) }
 
 // TestSnapshotHasTheFormatOfItsEntries: a replica that reads the entries reads
 // the snapshot too. The format is not lost with a restart, and never falls.

@@ -16,7 +16,7 @@ import (
 // is applied by the rules of its own format, so that a log that an older
 // version wrote comes to the state that it had then. A change of a rule needs a
 // new format: replicas of the version before apply the same entries.
-const EntryVersion = 6
+const EntryVersion = 7
 
 // OldestWritten is the oldest format in which this code writes entries: that of
 // the version before, which may run in the same group.
@@ -41,8 +41,12 @@ const vmSince = 4
 const poolSince = 5
 
 // eraserSince is the format since which a deleted session that no host has is
-// erased from the store by any host, also by one that joins later.
+// erased from the store by any host.
 const eraserSince = 6
+
+// waitsSince is the format since which the erasure of a deleted session waits
+// for a host to join if the cell has none.
+const waitsSince = 7
 
 // Entry is one entry of the replicated log: exactly one of its parts is set.
 // Now is the leader's wall clock when it proposed the entry.

@@ -20,9 +20,9 @@ func (x *tx) owe(t *Tombstone, s *Session, c *Removed) {
 		t.Erase = append(t.Erase, Erasure{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key,
 			Revision: t.Revision, Done: c.confirms(h, s.Host)})
 	}
-	if len(t.Erase) == 0 && x.v >= eraserSince && !c.Erased && !s.Epoch.IsZero() {
+	if h, ok := x.eraser(""); ok && len(t.Erase) == 0 && x.v >= eraserSince && !c.Erased && !s.Epoch.IsZero() {
 		// No host has its disk, and none has confirmed that the store is clean of it.
-		t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: x.eraser(""), Session: s.Key, Revision: t.Revision}}
+		t.Erase = []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Host: h, Session: s.Key, Revision: t.Revision}}
 	}
 	if len(t.Erase) == 0 {
 		x.tellErased(t, []Erasure{{Generation: s.Generation, Epoch: s.Epoch, Session: s.Key, Revision: t.Revision}})
@@ -62,8 +62,7 @@ func (x *tx) putTombstone(t *Tombstone) {
 
 // passErasure adds another host to those that erase a generation, unless there
 // is one beside e's already. A host that was removed counts as having erased, and
-// may not have cleaned the store. If the cell has no other host, the erasure
-// waits for the next one that joins.
+// may not have cleaned the store.
 func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 	t := x.s.tombs[key]
 	if slices.ContainsFunc(t.Erase, func(v Erasure) bool {
@@ -71,8 +70,8 @@ func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 	}) {
 		return
 	}
-	h := x.eraser(e.Host)
-	if h == "" && x.v < eraserSince {
+	h, ok := x.eraser(e.Host)
+	if !ok {
 		return
 	}
 	n := *t
@@ -82,7 +81,8 @@ func (x *tx) passErasure(key ids.SessionKey, e Erasure) {
 }
 
 // assignErasures gives the erasures that wait for a host to h, the first host of
-// the cell. While the cell has a host, none waits.
+// the cell. While the cell has a host, none waits. The rule has no gate: only
+// entries of format waitsSince and later leave an erasure waiting.
 func (x *tx) assignErasures(h ids.Host) {
 	waits := func(e Erasure) bool { return e.Host == "" }
 	for _, t := range x.s.Tombstones() {
@@ -102,18 +102,19 @@ func (x *tx) assignErasures(h ids.Host) {
 
 // eraser is the host that cleans the store of a generation that no host has: the
 // first that holds a lease, else the first that may come back; not the host not.
-// It is empty if the cell has no other host.
-func (x *tx) eraser(not ids.Host) (h ids.Host) {
+// If the cell has no other host, h is empty. Since format waitsSince, ok is true
+// then too: the erasure waits for the next host that joins.
+func (x *tx) eraser(not ids.Host) (h ids.Host, ok bool) {
 	for _, r := range x.s.order {
 		switch {
 		case r.id == not:
 		case !r.h.Lost:
-			return r.id
+			return r.id, true
 		case h == "" && x.v >= eraserSince:
 			h = r.id
 		}
 	}
-	return h
+	return h, h != "" || x.v >= waitsSince
 }
 
 // settleErase forgets a generation once all its hosts have confirmed.

@@ -241,7 +241,10 @@ func (m *stage) entry(t *testing.T, verb string, a args) Entry {
 		return Entry{Removed: &Removed{Ref: m.ref(a), Erased: !a.has("away"), Hosts: a.hosts("hosts")}}
 	case "erased":
 		tomb := m.s.Tombstone(a.keys()...)
-		r := tomb.Erase[0].Ref(tomb)
+		r := Ref{Session: tomb.Key, Generation: tomb.Generation, Epoch: tomb.Epoch}
+		if len(tomb.Erase) > 0 { // an earlier format leaves none
+			r = tomb.Erase[0].Ref(tomb)
+		}
 		if a.has("gen") {
 			r.Generation, _ = ids.ParseGeneration(a["gen"])
 		}
