@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/berth-dev/berth/internal/bus/bustest"
@@ -63,11 +64,16 @@ type fakeVault struct {
 	vault
 	err   error
 	hangs bool
+	// deaf, if set: Erase ignores its context, as a file system that hangs does, and waits for deaf.
+	deaf  chan struct{}
 	asked atomic.Int32
 }
 
 func (v *fakeVault) Erase(ctx context.Context, _ archive.Disk) error {
 	v.asked.Add(1)
+	if v.deaf != nil {
+		<-v.deaf
+	}
 	if v.hangs {
 		<-ctx.Done()
 		return ctx.Err()
@@ -112,4 +118,44 @@ func TestADeleteSaysWhetherTheStoreIsClean(t *testing.T) {
 	v.err = nil
 	erase("the store is back", true, 0, 3)
 	erase("asked again", true, 0, 4)
+}
+
+// TestDeleteWaitsAtMostASecondForTheStore: also for a store that ignores its context. While an erasure hangs
+// in it, no other delete waits.
+func TestDeleteWaitsAtMostASecondForTheStore(t *testing.T) {
+	for name, deaf := range map[string]bool{"the store hangs": false, "the store hangs and ignores its context": true} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				n, v := newNullDisks(), &fakeVault{hangs: true}
+				if deaf {
+					v.deaf = make(chan struct{})
+				}
+				h := &host{cfg: Config{Dir: dir}, disks: n, vault: v, lease: newLease(0, false), erase: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
+				h.saves = nullSaves{n, h}
+				start := time.Now()
+				h.lease.now = func() time.Duration { return time.Since(start) + time.Hour }
+				if err := os.MkdirAll(h.eraseDir(), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				erase := func(index uint64, wait time.Duration, asked int32) {
+					t.Helper()
+					began := time.Now()
+					clean, err := h.eraseDisk(t.Context(), "acme", disk.Key{Session: key("u"), Generation: ids.Generation{Incarnation: 1, Index: index}})
+					if took := time.Since(began); err != nil || clean || took != wait || v.asked.Load() != asked {
+						t.Errorf("clean %v, %v; took %s, want %s; the store was asked %d times", clean, err, took, wait, v.asked.Load())
+					}
+				}
+				erase(2, time.Second, 1)
+				erase(3, 0, 1)
+				time.Sleep(eraseRest)
+				if deaf {
+					erase(4, 0, 1) // the first erasure still hangs
+					close(v.deaf)
+					synctest.Wait()
+				}
+				erase(5, time.Second, 2)
+			})
+		})
+	}
 }

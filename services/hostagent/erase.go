@@ -90,14 +90,27 @@ func (h *host) eraseDisk(ctx context.Context, t ids.Tenant, k disk.Key) (clean b
 }
 
 // eraseNow cleans the store of a generation and reports whether it is clean. If the store does not answer
-// within eraseWait, erasures goes on.
+// within eraseWait, erasures goes on. A file system that hangs ignores ctx: while an erasure hangs in it,
+// eraseNow starts no other.
 func (h *host) eraseNow(ctx context.Context, d archive.Disk) bool {
-	if h.lease.now() < time.Duration(h.eraseAfter.Load()) {
+	if h.eraseHung.Load() > 0 || h.lease.now() < time.Duration(h.eraseAfter.Load()) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, eraseWait)
 	defer cancel()
-	err := h.eraseStored(ctx, d)
+	done := make(chan error, 1)
+	go func() { done <- h.eraseStored(ctx, d) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+		h.eraseHung.Add(1)
+		go func() {
+			<-done
+			h.eraseHung.Add(-1)
+		}()
+	}
 	if err == nil {
 		return true
 	}

@@ -71,6 +71,9 @@ type host struct {
 	rejoin, erase chan struct{}
 	// eraseAfter is the lease clock's time before which no delete waits for the store.
 	eraseAfter atomic.Int64
+	// eraseHung counts the erasures that did not end with their context. While there are any, no delete
+	// waits for the store.
+	eraseHung atomic.Int32
 	// retell asks for a renewal of the lease now, since what the host says with it has changed.
 	retell chan struct{}
 	// sweeping is the place of sweeps of the store after a sleep, one at a time.
