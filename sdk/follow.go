@@ -33,11 +33,12 @@ func (p *Process) follow() error {
 			lost = time.Now()
 		}
 		st, err := p.again(ctx, lost)
-		// Not before: while nobody is attached, a process whose ring is full loses output.
-		p.st.close(&boxv1.Cancel{})
 		if err != nil {
+			p.st.close(&boxv1.Cancel{})
 			return err
 		}
+		// The new stream has replaced this one. A farewell could come after the new one breaks, and detach from the process.
+		p.st.close(nil)
 		p.mu.Lock()
 		p.st = st
 		p.mu.Unlock()

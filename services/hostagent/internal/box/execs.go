@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -242,7 +243,7 @@ func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
 	return b.pump(ctx, c, p.GetKey(), e)
 }
 
-// pump carries one exec: this goroutine its output, another one its input.
+// pump carries one exec: this goroutine its output, others its input and what the client has of its output.
 func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStream) error {
 	info := e.Info()
 	var result *boxv1.Result
@@ -258,25 +259,43 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStre
 	if info.StdinOpen && info.Stdin > 0 {
 		err = st.send(&boxv1.Frame{Body: &boxv1.Frame_InputAck{InputAck: &boxv1.InputAck{Offset: info.Stdin}}}, false)
 	}
-	in := make(chan struct{})
-	go func() {
-		defer close(in)
+	var beside sync.WaitGroup
+	beside.Go(func() {
 		if err := b.input(st, key); err != nil {
 			st.stop(err)
 		}
-	}()
+	})
+	e.ManualAck = true
+	beside.Go(func() { acknowledge(st, e) })
 	if err == nil {
 		err = b.output(st, e)
 	}
 	if err == nil {
 		b.execs.ended(key)
+		all := wire.Offsets{Stdout: math.MaxUint64, Stderr: math.MaxUint64}
+		_ = e.Ack(ctx, all) // without it the guest keeps more than it must, for 10 minutes
 		e.Close()
 	} else {
 		b.letGo(e, key, err)
 	}
 	b.end(st, err)
-	<-in
+	beside.Wait()
 	return err
+}
+
+// acknowledge tells the guest which output the client has, until the stream ends: the guest keeps what is on its way
+// to the client, who attaches again where it was.
+func acknowledge(st *stream, e *hostend.ExecStream) {
+	for {
+		select {
+		case <-st.out.news:
+		case <-st.ctx.Done():
+			return
+		}
+		if err := e.Ack(st.ctx, st.clientHas()); err != nil {
+			return // output meets the same error
+		}
+	}
 }
 
 // letGo ends a stream before its exec, which goes on. If no other stream reads the exec, the guest drops its oldest

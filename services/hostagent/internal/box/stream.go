@@ -14,6 +14,7 @@ import (
 	corev1 "github.com/berth-dev/berth/schemas/gen/berth/core/v1"
 	"github.com/berth-dev/berth/schemas/grant"
 	"github.com/berth-dev/berth/schemas/ids"
+	"github.com/berth-dev/berth/services/hostagent/guest/wire"
 )
 
 var (
@@ -38,6 +39,11 @@ type stream struct {
 		more   chan struct{} // closed and replaced when credit arrives
 		ended  bool
 		buf    []byte
+		// spans are the output of an exec that the client has not paid for with credit, in the order of sending.
+		spans []span
+		paid  uint64        // credit that pays for a part of the first span
+		taken wire.Offsets  // the client has everything before these
+		news  chan struct{} // taken has changed
 	}
 	in struct {
 		sync.Mutex
@@ -50,6 +56,15 @@ type stream struct {
 	}
 }
 
+// span is a piece of output: its bytes, and where both channels end with it.
+type span struct {
+	bytes uint64
+	end   wire.Offsets
+}
+
+// spanBytes is how large a span grows before the next one begins. It bounds their number.
+const spanBytes = 16 << 10
+
 // maxControl bounds queued frames that credit does not count.
 const maxControl = 64
 
@@ -58,6 +73,7 @@ func newStream(ctx context.Context, id ids.StreamID, deliver string, credit, win
 	s.ctx, s.stop = context.WithCancelCause(ctx)
 	s.out.credit = uint64(credit)
 	s.out.more = make(chan struct{})
+	s.out.news = make(chan struct{}, 1)
 	s.in.heard = time.Now()
 	s.in.window = uint64(window)
 	s.in.ready = make(chan struct{}, 1)
@@ -95,6 +111,7 @@ func (s *stream) data(ch boxv1.Channel, offset uint64, data []byte) error {
 		if err != nil {
 			return err
 		}
+		s.sent(ch, offset+uint64(n), uint64(n))
 		d := &boxv1.Data{Channel: ch, Offset: offset, Data: data[:n]}
 		if err := s.send(&boxv1.Frame{Body: &boxv1.Frame_Data{Data: d}}, false); err != nil {
 			return err
@@ -172,7 +189,45 @@ func (s *stream) addCredit(n uint32) error {
 	s.out.credit += uint64(n)
 	close(s.out.more)
 	s.out.more = make(chan struct{})
+	for s.out.paid += uint64(n); len(s.out.spans) > 0 && s.out.paid >= s.out.spans[0].bytes; s.out.spans = s.out.spans[1:] {
+		s.out.paid -= s.out.spans[0].bytes
+		s.out.taken = s.out.spans[0].end
+		select {
+		case s.out.news <- struct{}{}:
+		default:
+		}
+	}
 	return nil
+}
+
+// sent notes output for which the client has to pay.
+func (s *stream) sent(ch boxv1.Channel, end, n uint64) {
+	s.out.Lock()
+	defer s.out.Unlock()
+	last := len(s.out.spans) - 1
+	if last < 0 || s.out.spans[last].bytes >= spanBytes {
+		next := span{end: s.out.taken}
+		if last >= 0 {
+			next.end = s.out.spans[last].end
+		}
+		s.out.spans = append(s.out.spans, next)
+		last++
+	}
+	at := &s.out.spans[last]
+	at.bytes += n
+	switch ch {
+	case boxv1.Channel_CHANNEL_STDOUT:
+		at.end.Stdout = end
+	case boxv1.Channel_CHANNEL_STDERR:
+		at.end.Stderr = end
+	}
+}
+
+// clientHas returns the offsets up to which the client has paid for output.
+func (s *stream) clientHas() wire.Offsets {
+	s.out.Lock()
+	defer s.out.Unlock()
+	return s.out.taken
 }
 
 // next returns the client's next frame that is neither ping nor credit.
