@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -110,7 +111,9 @@ func TestARecordThatIsNeverTakenHoldsUpNoOthers(t *testing.T) {
 		}
 		l.parked = append(l.parked, r)
 	}
-	l.settleParked(2)
+	for end := time.Now().Add(time.Minute); len(l.parked) > 0 && time.Now().Before(end); {
+		l.settleParked(2) // as the log does, again and again: a stream that is busy answers late
+	}
 	if len(l.parked) != 0 || len(j.wait) != 0 {
 		t.Errorf("%d parked, %d in the journal", len(l.parked), len(j.wait))
 	}
