@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -110,7 +111,7 @@ func stat(a []string) (string, error) {
 	return fmt.Sprintf("%d:%d %o", st.Uid, st.Gid, st.Mode&0o7777), nil
 }
 
-// find lists the files below a folder that hold a word in their name, their target or their first
+// find lists the files below a directory that hold one of the words in their name, their target or their first
 // bytes. It follows no links and waits for nothing.
 func find(a []string) (string, error) {
 	var found []string
@@ -123,7 +124,11 @@ func find(a []string) (string, error) {
 			return fs.SkipDir // a folder that is not for us to see, or is gone
 		}
 		to, _ := os.Readlink(path)
-		if strings.Contains(path+" "+to, a[1]) || e.Type().IsRegular() && holds(path, a[1]) {
+		text := path + " " + to
+		if e.Type().IsRegular() {
+			text += " " + head(path)
+		}
+		if slices.ContainsFunc(a[1:], func(word string) bool { return strings.Contains(text, word) }) {
 			found = append(found, path)
 		}
 		return nil
@@ -131,15 +136,19 @@ func find(a []string) (string, error) {
 	return strings.Join(found, "\n"), err
 }
 
-func holds(path, word string) bool {
+// head returns the beginning of a file; it is empty if the file cannot be read.
+func head(path string) string {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return false
+		return ""
 	}
 	defer func() { _ = syscall.Close(fd) }()
 	b := make([]byte, 64<<10)
 	n, err := syscall.Read(fd, b)
-	return err == nil && strings.Contains(string(b[:n]), word)
+	if err != nil {
+		return ""
+	}
+	return string(b[:n])
 }
 
 func chown(a []string) (string, error) {
