@@ -17,6 +17,7 @@ import (
 	identityv1 "github.com/berth-dev/berth/schemas/gen/berth/identity/v1"
 	"github.com/berth-dev/berth/schemas/ids"
 	"github.com/berth-dev/berth/schemas/subjects"
+	"github.com/berth-dev/berth/services/identity/internal/core"
 	"github.com/berth-dev/berth/services/identity/internal/registry"
 )
 
@@ -132,14 +133,44 @@ func (s *service) endGrants(ctx context.Context, q *credentialsv1.EndGrantsReque
 	return nil
 }
 
-// endLater ends grants once more. However often that is asked for the same grants, one waits: users may
+// shutOut reports whether what a request ends grants for still holds: the tenant, user, frontend or issuer was not let
+// in again meanwhile.
+func (s *service) shutOut(q *credentialsv1.EndGrantsRequest) bool {
+	now, t := s.registry.Current(), ids.Tenant(q.GetTenant())
+	for _, what := range now.List(t).GetSuspended() {
+		if keyOf(endOf(what)) == keyOf(q) {
+			return true
+		}
+	}
+	switch {
+	case q.GetFrontend() != "" && q.GetSubject() != "":
+		return s.acting.Revoked(&corev1.Actor{Tenant: q.GetTenant(), Issuer: q.GetIssuer(), Subject: q.GetSubject(), Frontend: q.GetFrontend()})
+	case q.GetFrontend() != "":
+		_, known := now.Policy.Frontends[core.FrontendID{Tenant: t, Frontend: ids.Frontend(q.GetFrontend())}]
+		_, shut := now.Shut(subjects.Frontend(t, ids.Frontend(q.GetFrontend())))
+		return !known || shut
+	case q.GetSubject() == "" && q.GetIssuer() != "":
+		return !now.Names(q.GetTenant(), q.GetIssuer())
+	}
+	return false
+}
+
+func keyOf(q *credentialsv1.EndGrantsRequest) string {
+	return strings.Join([]string{q.GetTenant(), q.GetIssuer(), q.GetSubject(), q.GetFrontend()}, "\x00")
+}
+
+// endLater ends grants once more, unless they may be used again by then: credentials ends every grant until now,
+// those too that were given out after the end of a suspension. However often that is asked for the same grants, one waits: users may
 // ask, and credentials may be away for long.
 func (s *service) endLater(q *credentialsv1.EndGrantsRequest) {
-	key := strings.Join([]string{q.GetTenant(), q.GetIssuer(), q.GetSubject(), q.GetFrontend()}, "\x00")
+	key := keyOf(q)
 	if !s.unended.begin(key) {
 		return
 	}
 	s.later(endAgain, func(ctx context.Context) error {
+		if !s.shutOut(q) {
+			return nil
+		}
 		_, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", q)
 		return err
 	}, func() {
@@ -205,7 +236,7 @@ func (s *service) heal() {
 	all := s.registry.Current().List("").GetSuspended()
 	s.later(0, func(ctx context.Context) error {
 		for _, what := range all {
-			if time.Since(what.GetAt().AsTime()) > healWithin {
+			if time.Since(what.GetAt().AsTime()) > healWithin || !s.shutOut(endOf(what)) {
 				continue
 			}
 			if _, err := bus.Invoke[*credentialsv1.EndGrantsReply](ctx, s.conn, "credentials", "end_grants", endOf(what)); err != nil {

@@ -94,6 +94,25 @@ func TestAnIssuerComesAndGoes(t *testing.T) {
 	}
 }
 
+// TestALiftedSuspensionEndsNoLaterGrants: grants are ended once more a little later, but not when the suspension was
+// lifted by then: those that were given out since are good.
+func TestALiftedSuspensionEndsNoLaterGrants(t *testing.T) {
+	t.Attr("wait", "3s: grants are ended once more 2 s after a suspension")
+	w := newWorld(t)
+	ann := w.token(t, "acme", "ann", time.Now())
+	what := &identityv1.Suspension{Tenant: "acme", Issuer: w.cfg.Issuers[0].Issuer, Subject: "ann", Reason: "a mistake"}
+	for _, on := range []bool{true, false} {
+		_, err := operate[*identityv1.SuspendReply](t, w, "suspend", &identityv1.SuspendRequest{What: what, Suspended: on})
+		must(t, err)
+	}
+	w.everywhere(t, "lifted", func() (string, bool) { return w.opens(t, ann) })
+	w.seen()
+	time.Sleep(3 * time.Second)
+	if n := w.ended(func(q *credentialsv1.EndGrantsRequest) bool { return q.GetSubject() == "ann" }); n > 0 {
+		t.Errorf("after the suspension was lifted grants were ended %d times", n)
+	}
+}
+
 // TestWhoIsShutOut: the user, by every identity; with the reason; grants end, and once more a little later;
 // others are let in; and nothing is left of it once it was lifted.
 func TestWhoIsShutOut(t *testing.T) {
