@@ -202,7 +202,7 @@ func (r *rig) delete(ref *corev1.SessionRef) error {
 }
 
 func (r *rig) context() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	r.t.Cleanup(cancel)
 	if alive := r.alive; alive != nil {
 		go func() {
