@@ -37,7 +37,7 @@ func (p *Process) follow() error {
 			p.st.close(&boxv1.Cancel{})
 			return err
 		}
-		// The new stream has replaced this one. A farewell could come after the new one breaks, and detach from the process.
+		// Send no Cancel: if it arrived after the new stream broke, the host would detach from the process.
 		p.st.close(nil)
 		p.mu.Lock()
 		p.st = st

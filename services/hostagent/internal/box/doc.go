@@ -23,7 +23,9 @@
 // told and marks the disk as written from then on.
 //
 // Ordering: frames of one stream arrive in the order of their sequence numbers; a gap (a message
-// that the bus dropped for a slow reader) ends the stream. Backpressure: credit, in bytes of data.
+// that the bus dropped for a slow reader) ends the stream. Backpressure: credit, in bytes of data. The guest
+// retains output until the client has given credit for it: a client gives credit at the latest when half of
+// its first credit is used up.
 package box
 
 import "time"
@@ -35,9 +37,11 @@ const (
 	MaxChunk = 64 << 10
 	// PingEvery is how often each side says that it is there.
 	PingEvery = 15 * time.Second
-	// GoneAfter is how long a client may be silent before its stream is given up, and how long an exec whose stream
-	// broke waits for the client with a full ring.
+	// GoneAfter is how long a client may be silent before its stream is given up.
 	GoneAfter = 45 * time.Second
+	// AttachAgainWithin is how long the guest retains all output of an exec whose stream broke. It is longer than
+	// clients try to attach again (the SDK: 1 minute).
+	AttachAgainWithin = 90 * time.Second
 
 	maxOpening   = 128 << 10 // an opening as it is on the bus
 	maxFrame     = MaxChunk + 4096

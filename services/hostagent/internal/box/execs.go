@@ -31,8 +31,8 @@ type tracker struct {
 type tracked struct {
 	done     func()
 	watchers int
-	// lost is when the last stream broke without the client's farewell; zero otherwise. The exec is held until the
-	// client attaches again, for GoneAfter at most.
+	// lost is when the last stream broke without the client's farewell; zero otherwise. The guest retains all output
+	// until a client attaches again, for AttachAgainWithin at most.
 	lost time.Time
 	// turn is held while a reader attaches, and while the last one is given up: a late farewell
 	// must not take the exec from whoever came after.
@@ -55,7 +55,7 @@ func (t *tracker) adopt(ctx context.Context, key string) error {
 func (t *tracker) watch(ctx context.Context, key string) error {
 	t.mu.Lock()
 	if e := t.running[key]; e != nil {
-		e.watchers, e.lost = e.watchers+1, time.Time{}
+		e.watchers++
 		t.mu.Unlock()
 		return nil
 	}
@@ -67,7 +67,7 @@ func (t *tracker) watch(ctx context.Context, key string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e := t.running[key]; e != nil {
-		e.watchers, e.lost = e.watchers+1, time.Time{}
+		e.watchers++
 		done()
 		return nil
 	}
@@ -176,6 +176,9 @@ func (t *tracker) poll() {
 			}
 		}
 		for key := range unseen {
+			if t.isLost(key) {
+				t.box.detach(key) // a guest that needs memory may drop its output
+			}
 			t.ended(key)
 		}
 	}()
@@ -245,6 +248,7 @@ func (b *Box) attach(ctx context.Context, c *call, p *boxv1.ExecAttach) error {
 
 // pump carries one exec: this goroutine its output, others its input and what the client has of its output.
 func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStream) error {
+	b.execs.attached(key)
 	info := e.Info()
 	var result *boxv1.Result
 	if info.Existing || info.Exit != nil {
@@ -288,7 +292,7 @@ func (b *Box) pump(ctx context.Context, c *call, key string, e *hostend.ExecStre
 func acknowledge(st *stream, e *hostend.ExecStream) {
 	for {
 		select {
-		case <-st.out.news:
+		case <-st.out.ackChanged:
 		case <-st.ctx.Done():
 			return
 		}
@@ -305,8 +309,8 @@ func (b *Box) letGo(e *hostend.ExecStream, key string, why error) {
 	last := b.execs.unwatch(key)
 	e.Close()
 	switch {
-	case !last || errors.Is(why, hostend.ErrReplaced) || b.ctx.Err() != nil:
-	case errs.Is(why, errkind.Unavailable):
+	case !last || b.ctx.Err() != nil:
+	case errs.Is(why, errkind.Unavailable), errors.Is(why, hostend.ErrReplaced): // the stream that replaced it broke before
 		b.execs.hold(key, time.Now())
 	default:
 		b.detach(key)
@@ -323,7 +327,25 @@ func (b *Box) detach(key string) {
 	defer cancel()
 	if err := b.guest.DetachExec(ctx, key); err != nil {
 		b.log.Debug("could not detach from an exec", "exec", key, "error", err)
+		b.execs.hold(key, time.Now()) // tried again
 	}
+}
+
+// attached notes that a stream reads key.
+func (t *tracker) attached(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.running[key]; e != nil {
+		e.lost = time.Time{}
+	}
+}
+
+// isLost reports whether the guest retains the output of key for a client that may attach again.
+func (t *tracker) isLost(key string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.running[key]
+	return e != nil && !e.lost.IsZero()
 }
 
 // hold notes that the last stream of key broke.
@@ -340,7 +362,7 @@ func (t *tracker) overdue(now time.Time) (keys []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for key, e := range t.running {
-		if !e.lost.IsZero() && now.Sub(e.lost) > GoneAfter {
+		if e.watchers <= 0 && !e.lost.IsZero() && now.Sub(e.lost) > AttachAgainWithin {
 			e.lost = time.Time{}
 			keys = append(keys, key)
 		}

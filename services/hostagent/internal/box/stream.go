@@ -39,11 +39,11 @@ type stream struct {
 		more   chan struct{} // closed and replaced when credit arrives
 		ended  bool
 		buf    []byte
-		// spans are the output of an exec that the client has not paid for with credit, in the order of sending.
-		spans []span
-		paid  uint64        // credit that pays for a part of the first span
-		taken wire.Offsets  // the client has everything before these
-		news  chan struct{} // taken has changed
+		// spans are the output without credit from the client, in the order of sending.
+		spans      []span
+		paid       uint64        // credit for a part of the first span
+		acked      wire.Offsets  // the client has all output before these offsets
+		ackChanged chan struct{} // acked has changed
 	}
 	in struct {
 		sync.Mutex
@@ -73,7 +73,7 @@ func newStream(ctx context.Context, id ids.StreamID, deliver string, credit, win
 	s.ctx, s.stop = context.WithCancelCause(ctx)
 	s.out.credit = uint64(credit)
 	s.out.more = make(chan struct{})
-	s.out.news = make(chan struct{}, 1)
+	s.out.ackChanged = make(chan struct{}, 1)
 	s.in.heard = time.Now()
 	s.in.window = uint64(window)
 	s.in.ready = make(chan struct{}, 1)
@@ -98,8 +98,9 @@ func (s *stream) send(f *boxv1.Frame, last bool) error {
 		s.out.buf = raw
 	}
 	if err := s.publish(s.deliver, raw); err != nil {
+		err = errs.E("send frame", errkind.Unavailable, s.id.String(), err)
 		s.stop(err)
-		return errs.E("send frame", errkind.Unavailable, s.id.String(), err)
+		return err
 	}
 	return nil
 }
@@ -191,22 +192,25 @@ func (s *stream) addCredit(n uint32) error {
 	s.out.more = make(chan struct{})
 	for s.out.paid += uint64(n); len(s.out.spans) > 0 && s.out.paid >= s.out.spans[0].bytes; s.out.spans = s.out.spans[1:] {
 		s.out.paid -= s.out.spans[0].bytes
-		s.out.taken = s.out.spans[0].end
+		s.out.acked = s.out.spans[0].end
 		select {
-		case s.out.news <- struct{}{}:
+		case s.out.ackChanged <- struct{}{}:
 		default:
 		}
+	}
+	if len(s.out.spans) == 0 {
+		s.out.paid = 0 // credit ahead of output acknowledges none
 	}
 	return nil
 }
 
-// sent notes output for which the client has to pay.
+// sent notes output for which the client owes credit.
 func (s *stream) sent(ch boxv1.Channel, end, n uint64) {
 	s.out.Lock()
 	defer s.out.Unlock()
 	last := len(s.out.spans) - 1
 	if last < 0 || s.out.spans[last].bytes >= spanBytes {
-		next := span{end: s.out.taken}
+		next := span{end: s.out.acked}
 		if last >= 0 {
 			next.end = s.out.spans[last].end
 		}
@@ -223,11 +227,11 @@ func (s *stream) sent(ch boxv1.Channel, end, n uint64) {
 	}
 }
 
-// clientHas returns the offsets up to which the client has paid for output.
+// clientHas returns the offsets before which the client has all output.
 func (s *stream) clientHas() wire.Offsets {
 	s.out.Lock()
 	defer s.out.Unlock()
-	return s.out.taken
+	return s.out.acked
 }
 
 // next returns the client's next frame that is neither ping nor credit.

@@ -101,13 +101,13 @@ func (x *tx) assignErasures(h ids.Host) {
 }
 
 // eraser is the host that cleans the store of a generation that no host has: the
-// first that holds a lease, else the first that may come back; not the host not.
+// first that holds a lease, else the first that may come back. It is never except.
 // If the cell has no other host, h is empty. Since format waitsSince, ok is true
 // then too: the erasure waits for the next host that joins.
-func (x *tx) eraser(not ids.Host) (h ids.Host, ok bool) {
+func (x *tx) eraser(except ids.Host) (h ids.Host, ok bool) {
 	for _, r := range x.s.order {
 		switch {
-		case r.id == not:
+		case r.id == except:
 		case !r.h.Lost:
 			return r.id, true
 		case h == "" && x.v >= eraserSince:
