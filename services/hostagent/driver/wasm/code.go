@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -29,6 +30,7 @@ const (
 	maxImageModules = 64
 	maxModule       = 64 << 20
 	compilePatience = 3 * time.Minute
+	compileAgain    = time.Minute // after a compilation that failed
 	unusedTime      = 7 * 24 * time.Hour
 	doneFile        = "done" // in a folder of machine code that is whole
 )
@@ -60,8 +62,9 @@ type stamp struct {
 
 // task is one compilation.
 type task struct {
-	done chan struct{}
-	err  error
+	done   chan struct{}
+	err    error
+	failed time.Time // guarded by code.mu
 }
 
 func openCode(cfg Config, users func() (uint32, func(), error), log *slog.Logger) (*code, error) {
@@ -188,7 +191,7 @@ func (c *code) isDone(hash string) bool {
 	return err == nil
 }
 
-// want begins to compile a module unless that was done, is being done or has failed.
+// want begins to compile a module unless that was done, is being done or has just failed.
 func (c *code) want(path string) { _, _ = c.begin(path) }
 
 // wait compiles a module and returns when it is done.
@@ -212,7 +215,7 @@ func (c *code) begin(path string) (*task, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t := c.work[m.Hash]; t != nil {
+	if t := c.work[m.Hash]; t != nil && (t.failed.IsZero() || time.Since(t.failed) < compileAgain) {
 		return t, nil
 	}
 	t := &task{done: make(chan struct{})}
@@ -221,6 +224,9 @@ func (c *code) begin(path string) (*task, error) {
 		defer close(t.done)
 		if t.err = c.compile(path, m.Hash); t.err != nil && c.ctx.Err() == nil {
 			c.log.Warn("a module was not compiled ahead", "module", filepath.Base(path), "err", t.err)
+			c.mu.Lock()
+			t.failed = time.Now()
+			c.mu.Unlock()
 		}
 	})
 	return t, nil
@@ -284,6 +290,8 @@ func (c *code) compileInto(made string, module *os.File) error {
 		// A user of its own owns the new folder and nothing else.
 		UidMappings: own, GidMappings: own, Credential: &syscall.Credential{NoSetGroups: true},
 	}
+	runtime.LockOSThread() // the signal of Pdeathsig comes when the thread ends that started the process
+	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("compile: %w: %s", err, strings.TrimSpace(strings.ToValidUTF8(said.String(), "?")))
 	}
