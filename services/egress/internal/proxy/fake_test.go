@@ -60,11 +60,12 @@ type live struct {
 func (s *sandbox) Binding() *egressv1.Binding { return s.binding }
 
 func (s *sandbox) Policy() *policy.Policy {
+	now := s.policy.Load()
 	select {
-	case s.asked <- struct{}{}:
+	case s.asked <- struct{}{}: // whoever changes the policy now changes the next answer
 	default:
 	}
-	return s.policy.Load()
+	return now
 }
 
 func (s *sandbox) NameOf(a netip.Addr) (authority.Name, bool) {
