@@ -159,8 +159,8 @@ func keyOf(q *credentialsv1.EndGrantsRequest) string {
 	return strings.Join([]string{q.GetTenant(), q.GetIssuer(), q.GetSubject(), q.GetFrontend()}, "\x00")
 }
 
-// endLater ends grants once more, unless they may be used again by then: credentials ends every grant until now,
-// those too that were given out after the end of a suspension. However often that is asked for the same grants, one waits: users may
+// endLater ends grants once more, unless the tenant, user, frontend or issuer was let in again by then: credentials
+// ends every grant that was issued until now, also those issued after a suspension was lifted. However often that is asked for the same grants, one waits: users may
 // ask, and credentials may be away for long.
 func (s *service) endLater(q *credentialsv1.EndGrantsRequest) {
 	key := keyOf(q)

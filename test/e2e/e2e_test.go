@@ -272,7 +272,7 @@ func TestAWholeLife(t *testing.T) {
 	e := common.For(t)
 	t.Run("direct", func(t *testing.T) { wholeLife(t, e.For(t)) })
 	t.Run("both doors", func(t *testing.T) {
-		forgetAll(t, e)
+		e.ForgetAll(t)
 		bothDoors(t, e.For(t))
 	})
 }

@@ -428,7 +428,7 @@ func removed(t *testing.T, e *testenv.Env) {
 func leaderKilledWhileOpening(t *testing.T, e *testenv.Env) {
 	for i := range 3 {
 		c := e.Client("acme", fmt.Sprintf("opener-%d", i))
-		t.Cleanup(func() { forgetAll(t, e) })
+		t.Cleanup(func() { e.ForgetAll(t) })
 		leader := e.Member(e.Leader())
 		kill := time.AfterFunc(time.Duration(rand.IntN(600))*time.Millisecond, leader.Kill)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -14,7 +14,7 @@ var (
 	common = testenv.Shared{Args: func() []string {
 		return append([]string{"--idle", "1h", "--metrics", "127.0.0.1:0"}, testenv.Tiers()...)
 	}}
-	// disks has small disks, whose snapshots are in the bus.
+	// disks has small disks and stores their snapshots in the bus.
 	disks = testenv.Shared{Args: func() []string { return []string{"--config", disksConfig} }}
 	// machines has every tier, virtual machines among them.
 	machines = testenv.Shared{Args: func() []string { return testenv.AllTiers }}

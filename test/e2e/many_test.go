@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"testing"
-	"time"
 
 	"github.com/berth-dev/berth/internal/testsize"
 	"github.com/berth-dev/berth/sdk"
@@ -55,19 +53,9 @@ func TestTheSameScenariosInManyProcesses(t *testing.T) {
 				testsize.NeedLong(t, "it is one host's work, which the test in one process proves")
 			}
 			shared := e.For(t)
-			t.Cleanup(func() { forgetAll(t, shared) })
+			t.Cleanup(func() { shared.ForgetAll(t) })
 			s.run(t, shared)
 		})
-	}
-}
-
-// forgetAll deletes every session, so that the next scenario finds none.
-func forgetAll(t *testing.T, e *testenv.Env) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := e.ForgetAll(ctx); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -34,12 +34,12 @@ func (s *Shared) For(t *testing.T) *Env {
 	select {
 	case <-s.env.Done(): // the test before stopped it
 		lent.Up()
-		lent.forget(t)
+		lent.ForgetAll(t)
 	default:
 	}
 	t.Cleanup(func() {
 		if !t.Failed() {
-			lent.forget(t)
+			lent.ForgetAll(t)
 		}
 		if t.Failed() {
 			s.env.t = t
@@ -67,8 +67,7 @@ func (s *Shared) End() error {
 	return after.err
 }
 
-// ForgetAll deletes every session of the installation, so that the next test finds none.
-func (e *Env) ForgetAll(ctx context.Context) error {
+func (e *Env) forgetAll(ctx context.Context) error {
 	op, err := sdk.Connect(ctx, sdk.Config{ClientFile: e.ClientFile("operator")})
 	if err != nil {
 		return err
@@ -95,7 +94,10 @@ func (e *Env) ForgetAll(ctx context.Context) error {
 	return all
 }
 
-func (e *Env) forget(t *testing.T) {
+// ForgetAll deletes every session of the installation, so that the next test finds none. If the installation does not
+// run, ForgetAll does nothing.
+func (e *Env) ForgetAll(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	select {
@@ -103,7 +105,7 @@ func (e *Env) forget(t *testing.T) {
 		return // For does it, after a start
 	default:
 	}
-	if err := e.ForgetAll(ctx); err != nil {
+	if err := e.forgetAll(ctx); err != nil {
 		t.Error(err)
 	}
 }

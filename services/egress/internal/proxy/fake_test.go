@@ -62,7 +62,7 @@ func (s *sandbox) Binding() *egressv1.Binding { return s.binding }
 func (s *sandbox) Policy() *policy.Policy {
 	now := s.policy.Load()
 	select {
-	case s.asked <- struct{}{}: // whoever changes the policy now changes the next answer
+	case s.asked <- struct{}{}: // a policy that is set from here on is in the next answer only
 	default:
 	}
 	return now

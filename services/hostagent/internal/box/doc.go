@@ -39,8 +39,8 @@ const (
 	PingEvery = 15 * time.Second
 	// GoneAfter is how long a client may be silent before its stream is given up.
 	GoneAfter = 45 * time.Second
-	// AttachAgainWithin is how long the guest retains all output of an exec whose stream broke. It is longer than
-	// clients try to attach again (the SDK: 1 minute).
+	// AttachAgainWithin bounds how long the guest retains all output of an exec after its stream broke. The SDK tries
+	// to attach again for 1 minute.
 	AttachAgainWithin = 90 * time.Second
 
 	maxOpening   = 128 << 10 // an opening as it is on the bus

@@ -41,7 +41,7 @@ type tracked struct {
 
 func (t *tracker) init(b *Box) { t.box, t.running = b, map[string]*tracked{} }
 
-// adopt notes an exec that runs and whose streams ended with an earlier process of the host agent.
+// adopt notes an exec that runs since before this host agent started. Its streams ended with the earlier process.
 func (t *tracker) adopt(ctx context.Context, key string) error {
 	err := t.watch(ctx, key)
 	if err == nil {
@@ -357,7 +357,7 @@ func (t *tracker) hold(key string, now time.Time) {
 	}
 }
 
-// overdue returns the execs whose client did not attach again in time; each is returned once.
+// overdue returns the execs to which no client attached again within AttachAgainWithin. It returns each exec once.
 func (t *tracker) overdue(now time.Time) (keys []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
